@@ -1,15 +1,18 @@
-"""Sessions: at most so many of a client, evicted whole or not at all."""
+"""Sessions: at most so many per client, evicted whole or not at all; refreshed once with each token; ended whole."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from hashlib import sha256
+from typing import Any
 
 import pytest
 from price_keeper.auth import refresh_sessions
 from price_keeper.auth.client_secrets import SESSIONS_GENERATION
-from price_keeper.auth.refresh_sessions import EXPIRY_DOUBT_SECONDS, MAX_ATTEMPTS, StaleGeneration
+from price_keeper.auth.refresh_sessions import EXPIRY_DOUBT_SECONDS, MAX_ATTEMPTS, REUSE_GRACE_SECONDS, StaleGeneration
 from price_keeper.auth.tokens import SKEW_SECONDS
 from price_keeper.domain import Scope
 from price_keeper.errors import (
@@ -21,6 +24,7 @@ from price_keeper.errors import (
     SessionLimitRace,
     StoreThrottled,
     StoreUnavailable,
+    TokenExpired,
     TokenRejected,
     TransactionFailed,
 )
@@ -376,3 +380,342 @@ async def test_too_many_logins_at_once_are_turned_away(
     found = await asyncio.gather(*(here.sessions.login(WEB) for _ in range(30)), return_exceptions=True)
     assert [type(each) for each in found].count(Busy) == 20
     assert here.sessions._locks._locks == {}
+
+
+# Refreshing.
+
+
+async def test_a_refresh_rotates_the_token_and_keeps_the_place(
+    here: TokenServiceInstance, store: MemoryStore, clock: ManualClock
+) -> None:
+    first, *others = await login_repeatedly(here, clock, 3)
+    second = await here.sessions.refresh(first.refresh.token)
+    assert second.sid == first.sid
+    assert second.refresh.token != first.refresh.token
+    assert read_refused_token(store, first.refresh.token) == {
+        "expires_at_epoch": first.refresh.expires,
+        "why": "rotated",
+        "at_epoch": int(clock.now()),
+        "client_id": CLIENT,
+        "sid": first.sid,
+    }
+    assert [session.sid for session in await here.sessions.list_live(WEB)] == [
+        first.sid,
+        *(each.sid for each in others),
+    ]
+    await here.sessions.refresh(second.refresh.token)
+
+
+async def test_a_refresh_token_used_twice_ends_the_session_everywhere(
+    two: list[TokenServiceInstance], clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    here, there = two
+    (first,) = await login_repeatedly(here, clock, 1)
+    second = await here.sessions.refresh(first.refresh.token)
+    await clock.advance(REUSE_GRACE_SECONDS)
+    with caplog.at_level(logging.DEBUG), pytest.raises(AccessDenied, match="used before"):
+        await there.sessions.refresh(first.refresh.token)
+    for each in (second, first):
+        with pytest.raises(AccessDenied):
+            await here.sessions.refresh(each.refresh.token)
+        assert not await there.accepts(each.access.token)
+    assert await here.sessions.list_live(WEB) == []
+    assert first.sid in caplog.text
+    assert first.refresh.token[-20:] not in caplog.text
+
+
+@pytest.mark.parametrize("wait", [0, 1, REUSE_GRACE_SECONDS - 1])
+async def test_whoever_comes_second_with_a_token_ends_nothing(
+    two: list[TokenServiceInstance], clock: ManualClock, wait: float
+) -> None:
+    """Two threads of a client that refresh at once, or a request that was sent twice on its way."""
+    here, there = two
+    (first,) = await login_repeatedly(here, clock, 1)
+    second = await here.sessions.refresh(first.refresh.token)
+    await clock.advance(wait)
+    with pytest.raises(TokenRejected, match="a moment ago"):
+        await there.sessions.refresh(first.refresh.token)
+    assert await there.accepts(second.access.token)
+    await here.sessions.refresh(second.refresh.token)
+
+
+async def test_a_token_from_before_the_last_refresh_is_a_thiefs_however_new_that_is(
+    here: TokenServiceInstance, clock: ManualClock
+) -> None:
+    (first,) = await login_repeatedly(here, clock, 1)
+    second = await here.sessions.refresh(first.refresh.token)
+    await clock.advance(REUSE_GRACE_SECONDS)
+    third = await here.sessions.refresh(second.refresh.token)
+    with pytest.raises(TokenRejected, match="used before"):
+        await here.sessions.refresh(first.refresh.token)
+    with pytest.raises(TokenRejected):
+        await here.sessions.refresh(third.refresh.token)
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+async def test_a_refresh_whose_answers_are_lost_is_told_by_its_row(
+    here: TokenServiceInstance, clock: ManualClock, lost: int
+) -> None:
+    (first,) = await login_repeatedly(here, clock, 1)
+    here.link.lost_answers = lost
+    second = await run_with_time(clock, here.sessions.refresh(first.refresh.token))
+    await clock.advance(REUSE_GRACE_SECONDS)
+    await here.sessions.refresh(second.refresh.token)
+
+
+async def test_a_refresh_that_was_not_carried_out_can_be_repeated(
+    here: TokenServiceInstance, clock: ManualClock
+) -> None:
+    (first,) = await login_repeatedly(here, clock, 1)
+
+    async def lost_on_the_way(_: Sequence[Write]) -> Sequence[Write]:
+        raise StoreUnavailable("no answer", maybe_applied=True)
+
+    here.link.before_transact = lost_on_the_way
+    with pytest.raises(Busy):
+        await run_with_time(clock, here.sessions.refresh(first.refresh.token))
+    here.link.before_transact = None
+    await clock.advance(REUSE_GRACE_SECONDS)
+    await here.sessions.refresh(first.refresh.token)
+
+
+async def test_a_refresh_of_which_nobody_knows_is_not_to_be_repeated(
+    here: TokenServiceInstance, clock: ManualClock
+) -> None:
+    (first,) = await login_repeatedly(here, clock, 1)
+
+    async def gone(writes: Sequence[Write]) -> Sequence[Write]:
+        here.link.failure = StoreUnavailable("away")
+        return writes
+
+    here.link.before_transact, here.link.lost_answers = gone, 1
+    with pytest.raises(TokenRejected, match="log in again"):
+        await run_with_time(clock, here.sessions.refresh(first.refresh.token))
+
+
+async def test_an_expired_session_is_not_refreshed(here: TokenServiceInstance, clock: ManualClock) -> None:
+    (issued,) = await login_repeatedly(here, clock, 1)
+    await clock.leap(WEEK)
+    with pytest.raises(TokenExpired):
+        await here.sessions.refresh(issued.refresh.token)
+
+
+async def test_a_row_that_is_over_is_not_refreshed(
+    here: TokenServiceInstance, store: MemoryStore, clock: ManualClock
+) -> None:
+    (issued,) = await login_repeatedly(here, clock, 1)
+    key = schema.session_key(CLIENT, issued.sid)
+    store.items[key] = {**store.items[key], "expires_at_epoch": int(clock.now())}
+    with pytest.raises(AccessDenied):
+        await here.sessions.refresh(issued.refresh.token)
+    assert here.link.calls[-1] == "get_many"  # nothing was tried
+
+
+async def test_a_row_that_is_over_when_it_is_written_is_not_refreshed(
+    here: TokenServiceInstance, store: MemoryStore, clock: ManualClock
+) -> None:
+    (issued,) = await login_repeatedly(here, clock, 1)
+    key = schema.session_key(CLIENT, issued.sid)
+
+    async def cut_in(writes: Sequence[Write]) -> Sequence[Write]:
+        store.items[key] = {**store.items[key], "expires_at_epoch": int(clock.now())}
+        return writes
+
+    here.link.before_transact = cut_in
+    with pytest.raises(AccessDenied):
+        await here.sessions.refresh(issued.refresh.token)
+
+
+async def test_what_is_refused_is_refused_before_anything_is_written(
+    here: TokenServiceInstance, store: MemoryStore, clock: ManualClock
+) -> None:
+    (issued,) = await login_repeatedly(here, clock, 1)
+    stranger = here.tokens.mint_refresh(ORG, "web", issued.sid).token
+    store.items[schema.refused_refresh_token_key(sha256(issued.refresh.token.encode()).hexdigest())] = {
+        "why": "revoked"
+    }
+    here.link.calls.clear()
+    for token in (issued.refresh.token, stranger):
+        with pytest.raises(AccessDenied):
+            await here.sessions.refresh(token)
+    assert set(here.link.calls) == {"get_many"}
+
+
+async def test_only_a_refresh_token_refreshes(here: TokenServiceInstance, clock: ManualClock) -> None:
+    (issued,) = await login_repeatedly(here, clock, 1)
+    for access in (issued.access.token, here.tokens.mint_access(ORG, "web").token):
+        with pytest.raises(AccessDenied):
+            await here.sessions.refresh(access)
+    with pytest.raises(AccessDenied):
+        here.tokens.verify_access(issued.refresh.token)
+    stranger = here.tokens.mint_refresh(ORG, "web", issued.sid).token  # signed by us, and not the session's
+    with pytest.raises(AccessDenied):
+        await here.sessions.refresh(stranger)
+    other = here.tokens.mint_refresh(ORG, "job", issued.sid).token
+    with pytest.raises(AccessDenied):
+        await here.sessions.refresh(other)
+    await here.sessions.refresh(issued.refresh.token)
+
+
+async def test_of_two_refreshes_at_once_one_wins(two: list[TokenServiceInstance], clock: ManualClock) -> None:
+    (issued,) = await login_repeatedly(two[0], clock, 1)
+    found = await asyncio.gather(*(each.sessions.refresh(issued.refresh.token) for each in two), return_exceptions=True)
+    won = [each for each in found if not isinstance(each, BaseException)]
+    assert [type(each) for each in found if isinstance(each, BaseException)] == [TokenRejected]
+    await two[0].sessions.refresh(won[0].refresh.token)
+
+
+@pytest.mark.parametrize("first", ["refresh", "login"])
+async def test_of_refresh_and_eviction_one_wins(
+    two: list[TokenServiceInstance], store: MemoryStore, clock: ManualClock, first: str
+) -> None:
+    here, there = two
+    oldest, *_ = await login_repeatedly(here, clock, 3)
+    won: list[Any] = []
+
+    async def cut_in(writes: Sequence[Write]) -> Sequence[Write]:
+        if not won:
+            won.append(await (there.sessions.refresh(oldest.refresh.token) if first == "refresh" else logged_in()))
+        return writes
+
+    async def logged_in() -> Any:
+        return await there.sessions.login(WEB)
+
+    here.link.before_transact = cut_in
+    if first == "refresh":
+        await run_with_time(
+            clock, here.sessions.login(WEB)
+        )  # it evicts what was refreshed just now, with its new token
+        assert read_refused_token(store, won[0].refresh.token)["why"] == "evicted"
+        with pytest.raises(AccessDenied):
+            await there.sessions.refresh(won[0].refresh.token)
+    else:
+        with pytest.raises(AccessDenied):
+            await run_with_time(clock, here.sessions.refresh(oldest.refresh.token))
+    assert oldest.sid not in await read_session_rows(store)
+    assert len(await read_session_rows(store)) == 3
+
+
+# Ending.
+
+
+async def test_revoking_a_session_ends_all_that_came_of_it(
+    two: list[TokenServiceInstance], store: MemoryStore, clock: ManualClock
+) -> None:
+    here, there = two
+    first, other = await login_repeatedly(here, clock, 2)
+    second = await here.sessions.refresh(first.refresh.token)
+    for each in two:
+        assert await each.accepts(first.access.token)
+        assert await each.accepts(second.access.token)
+    await here.sessions.revoke(WEB, first.sid)
+    assert list(await read_session_rows(store)) == [other.sid]
+    for issued in (first, second):
+        assert not await here.accepts(issued.access.token)
+        with pytest.raises(AccessDenied):
+            await there.sessions.refresh(issued.refresh.token)
+    await clock.advance(60)
+    assert not await there.accepts(second.access.token)
+    assert await there.accepts(other.access.token)
+    assert store.items[schema.revoked_session_key(first.sid)]["expires_at_epoch"] == second.refresh.expires
+
+
+async def test_the_access_tokens_of_an_evicted_session_can_be_revoked(
+    here: TokenServiceInstance, clock: ManualClock
+) -> None:
+    evicted, *_ = await login_repeatedly(here, clock, 4)
+    assert await here.accepts(evicted.access.token)
+    await here.sessions.revoke(WEB, evicted.sid)
+    assert not await here.accepts(evicted.access.token)
+
+
+async def test_a_session_refreshed_while_it_is_revoked_is_revoked(
+    two: list[TokenServiceInstance], clock: ManualClock
+) -> None:
+    here, there = two
+    (issued,) = await login_repeatedly(here, clock, 1)
+    refreshed: list[Any] = []
+
+    async def cut_in(writes: Sequence[Write]) -> Sequence[Write]:
+        if not refreshed:
+            refreshed.append(await there.sessions.refresh(issued.refresh.token))
+        return writes
+
+    here.link.before_transact = cut_in
+    await run_with_time(clock, here.sessions.revoke(WEB, issued.sid))
+    with pytest.raises(AccessDenied):
+        await there.sessions.refresh(refreshed[0].refresh.token)
+    assert not await there.accepts(refreshed[0].access.token)
+
+
+async def test_a_token_given_back_is_good_no_more(here: TokenServiceInstance, clock: ManualClock) -> None:
+    first, second = await login_repeatedly(here, clock, 2)
+    await here.sessions.revoke_by_token(first.access.token)
+    assert not await here.accepts(first.access.token)
+    first = await here.sessions.refresh(first.refresh.token)
+    await here.sessions.revoke_by_token(first.refresh.token)
+    assert not await here.accepts(first.access.token)
+    assert [session.sid for session in await here.sessions.list_live(WEB)] == [second.sid]
+
+
+async def test_a_dead_sessions_token_given_back_again_writes_nothing(
+    two: list[TokenServiceInstance], store: MemoryStore, clock: ManualClock
+) -> None:
+    """Be it here or elsewhere, and however often."""
+    here, there = two
+    first, *_ = await login_repeatedly(here, clock, 4)  # evicted
+    await here.sessions.revoke_by_token(first.refresh.token)
+    row = store.items[schema.revoked_session_key(first.sid)]
+    here.link.calls.clear()
+    for _ in range(20):
+        await clock.advance(1)
+        await here.sessions.revoke_by_token(first.refresh.token)
+        await there.sessions.revoke_by_token(first.refresh.token)
+    assert store.items[schema.revoked_session_key(first.sid)] == row
+    assert here.link.calls == []
+    assert len(there.link.calls) == 2
+
+
+async def test_a_live_sessions_token_given_back_twice_is_asked_about_once(
+    here: TokenServiceInstance, clock: ManualClock
+) -> None:
+    (first,) = await login_repeatedly(here, clock, 1)
+    await here.sessions.revoke_by_token(first.refresh.token)
+    here.link.calls.clear()
+    for _ in range(20):
+        await here.sessions.revoke_by_token(first.refresh.token)
+    assert here.link.calls == []
+
+
+async def test_a_token_that_was_used_up_is_looked_up_at_a_pace(here: TokenServiceInstance, clock: ManualClock) -> None:
+    (first,) = await login_repeatedly(here, clock, 1)
+    second = await here.sessions.refresh(first.refresh.token)
+    here.link.calls.clear()
+    for _ in range(100):
+        with pytest.raises(TokenRejected, match="a moment ago"):
+            await here.sessions.refresh(first.refresh.token)
+    assert len(here.link.calls) == 1
+    await clock.advance(REUSE_GRACE_SECONDS)
+    with pytest.raises(TokenRejected, match="used before"):
+        await here.sessions.refresh(first.refresh.token)
+    with pytest.raises(TokenRejected, match="is over"):
+        await here.sessions.refresh(second.refresh.token)
+    here.link.calls.clear()
+    for token in [first.refresh.token, second.refresh.token] * 50:
+        with pytest.raises(TokenRejected):
+            await here.sessions.refresh(token)
+    assert here.link.calls == []
+
+
+async def test_what_is_remembered_of_dead_tokens_is_bounded(
+    here: TokenServiceInstance, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refresh_sessions, "MAX_CACHED_REFUSALS", 10)
+    here.sessions._refusals = refresh_sessions.RefusalCache(clock)
+    (first,) = await login_repeatedly(here, clock, 1)
+    for _ in range(50):
+        stranger = here.tokens.mint_refresh(ORG, "web", first.sid).token
+        with pytest.raises(TokenRejected):
+            await here.sessions.refresh(stranger)
+        assert len(here.sessions._refusals._entries) <= 10
+    await here.sessions.refresh(first.refresh.token)
