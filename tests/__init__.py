@@ -1,4 +1,4 @@
-"""The zone data are those of the locked package, as in every command: the host's own may be older."""
+"""The zone data come from the locked package, as in every command: the host's own may be older."""
 
 import zoneinfo
 

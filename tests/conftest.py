@@ -55,7 +55,7 @@ def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _models_read_once() -> Iterator[None]:
-    """Each session of botocore would read the models of AWS's services anew, which takes most of what opening a client
+    """Each session of botocore would read the models of AWS's services again, which takes most of what opening a client
     does; and the tests open a thousand."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(botocore.session, "create_loader", cache(botocore.session.create_loader))

@@ -85,7 +85,7 @@ async def test_a_page_begins_after_a_key_that_is_gone(store: Store, partition: s
 
 
 async def test_a_partition_larger_than_an_answer(store: Store, pk: str) -> None:
-    """DynamoDB answers with at most 1 MB; the store goes on asking."""
+    """DynamoDB answers with at most 1 MB; the store then asks for the rest."""
     for number in range(8):
         await store.put(Put(Key("audit", pk, f"{number}"), {"text": "x" * 300_000}))
     page = await store.query(Query("audit", pk, consistent=True))

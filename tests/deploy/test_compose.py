@@ -1,4 +1,4 @@
-"""The compose files: what they start is accepted, has no more than it needs, and has time to end."""
+"""The compose files: their commands are accepted, containers have minimal rights, and time to stop."""
 
 from __future__ import annotations
 

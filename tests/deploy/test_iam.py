@@ -62,7 +62,7 @@ NAMED_BY_AWS = {"async-invoke", "guardrail", "guardrail-profile"}  # what these 
 
 @pytest.mark.parametrize("name", [*ROLES, "tables"])
 def test_policy_names_its_resources(name: str) -> None:
-    """Each table and model by its name; `*` alone only for what AWS takes on nothing else."""
+    """Each table and model by its name; `*` alone only for actions that AWS allows on nothing else."""
     known = json.loads(KNOWN.read_text())
     for statement in policy(name):
         if statement["Resource"] == "*":

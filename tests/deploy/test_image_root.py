@@ -1,5 +1,5 @@
-"""The Dockerfile carried out (`tests/support/image.py`), and what comes of it run as Docker would run it: as its own
-user, without a capability, on a root that nobody can write to. Bedrock is simulated, as in the compose file for it.
+"""The Dockerfile carried out (`tests/support/image.py`), and the result run as Docker would run it: as its own
+user, without a capability, on a read-only root. Bedrock is simulated, as in the compose file for it.
 
 This takes minutes and installs packages, so `make test` leaves it out: `make test-deploy`.
 """
@@ -109,7 +109,7 @@ def serving(contained: Contained) -> Iterator[subprocess.Popen[str]]:
                 time.sleep(0.1)
             yield process
         finally:
-            # Who changes his user hears no more of his parent's death, so --kill-child alone leaves it running.
+            # A process that changes its user gets no parent-death signal, so --kill-child alone leaves it running.
             for inside in children(process.pid):
                 os.kill(inside, signal.SIGKILL)
             process.kill()
@@ -216,7 +216,7 @@ def test_nothing_but_the_build_was_added(contained: Contained) -> None:
 
 
 def test_python_files_are_compiled_beforehand(contained: Contained) -> None:
-    """Nobody could keep it at the first start, on a root that is only read."""
+    """They could not be written at the first start, on a read-only root."""
     code = "import price_keeper.app, sys; print([n for n, m in sys.modules.items() if getattr(m, '__cached__', None)])"
     assert "price_keeper.app" in contained.run("python", "-c", code).stdout
     sources = sorted((contained.image.root / SITE).rglob("price_keeper/**/*.py"))

@@ -44,7 +44,7 @@ def test_no_container_may_more_than_it_needs(found: list[Document]) -> None:
         assert pod["automountServiceAccountToken"] is False
         assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
         whole = pod["securityContext"]
-        assert whole["fsGroup"] == 10001  # else nobody could write to the journal
+        assert whole["fsGroup"] == 10001  # otherwise the journal is not writable
         for container in containers(pod):
             own = {**whole, **container["securityContext"]}
             assert own["runAsNonRoot"] is True
@@ -209,7 +209,7 @@ INSIDE = ("10.1.2.3", "100.64.0.1", "127.0.0.1", "169.254.169.254", "172.20.0.1"
 
 
 def assert_nothing_inside_is_reached(policy: Document) -> None:
-    """But by name, and the agent that hands out credentials: a policy's addresses are those of AWS."""
+    """By name, and the agent that issues credentials: a policy's addresses belong to AWS."""
     for rule in policy["spec"]["egress"]:
         for peer in rule["to"]:
             block = peer.get("ipBlock", {"cidr": "169.254.170.23/32"})

@@ -1,4 +1,4 @@
-"""docs/deployment.md: where it leads to is there, and the names and seconds in it are those of the code."""
+"""docs/deployment.md: its links work, and the names and seconds in it match the code."""
 
 from __future__ import annotations
 

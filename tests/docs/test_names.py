@@ -94,7 +94,7 @@ def _words(text: str) -> list[str]:
 
 
 def _unknown(words: list[str], line: str) -> Iterator[str]:
-    """By what the commands tell of themselves."""
+    """According to the commands' own help."""
     verbs: tuple[str, ...] = ()
     for word in words[:2]:
         if not re.fullmatch(r"[a-z][a-z-]*", word):

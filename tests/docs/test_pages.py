@@ -60,7 +60,7 @@ def test_what_is_typed_does_what_the_page_says(page: Path, tmp_path: Path, price
 
 
 def test_what_is_not_run_is_told_with_its_reason() -> None:
-    """So that no command goes unrun without somebody seeing it in a change to that file."""
+    """So that leaving a command out shows up in a change to that file."""
     told = "".join(f"{find_page(page)}: all blocks: {why}\n" for page in PAGES if (why := why_not_run(page)))
     told += "".join(f"{find_page(each.page)}: {_first_line(each)}: {each.not_run}\n" for each in ALL if each.not_run)
     if os.environ.get(UPDATE):

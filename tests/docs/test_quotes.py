@@ -13,7 +13,7 @@ from tests.support.doc_pages import ROOT, prose
 
 PAGE = ROOT / "docs" / "operations.md"
 QUOTES = sorted(set(re.findall(r"(?:says|[Ll]og|answer): `([^`]+)`", prose(PAGE))))
-THE_LOG = "; the log says why"  # behind what /ready tells of a trouble
+THE_LOG = "; the log says why"  # behind a reason in /ready
 _PLACE = re.compile(r"%(?:\.\d+)?[sdrgf]")
 
 

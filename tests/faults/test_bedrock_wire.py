@@ -169,7 +169,7 @@ async def test_wherever_it_breaks(rig: Socket, kind: str, protocol: str) -> None
             is_known = where is FaultPoint.END and "stream" in kind
             is_known |= kind.startswith("invoke") and "stream" not in kind and where not in BEFORE_THE_BODY
             assert is_estimated(receipt) or is_known, about
-            if is_known and how is not FaultKind.RESET:  # with which the kernel may forget what nobody has read yet
+            if is_known and how is not FaultKind.RESET:  # with which the kernel may drop unread data
                 assert not is_estimated(receipt), about
             await rig.is_well(kind, protocol)
     await eventually(lambda: descriptors() <= before)
@@ -273,7 +273,7 @@ async def _answered(client: Http2TestClient, number: int) -> WireResponse | Conn
 @pytest.mark.parametrize("deafness", ["deaf", "mute", "in the head", "in the body"])
 @on_both_loops
 async def test_silence_of_every_kind_ends(deafness: str) -> None:
-    """A call that nobody reads, one that is read and not answered, and answers that do not go on."""
+    """A call that is not read, one that is read and not answered, and responses that stop."""
     breaks = {"mute": FaultPoint.REQUEST, "in the head": FaultPoint.HEAD, "in the body": FaultPoint.MIDDLE}
     through = ForwardingHandler()
     async with scripted_upstream(reply_with(build_response(b"all is well"))) as server, _way(server.port) as wire:

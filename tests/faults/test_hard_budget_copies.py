@@ -27,7 +27,7 @@ COPIES = 6
 
 
 async def replayed_elsewhere(keeper: ManagedSidecar, name: str) -> tuple[int, str]:
-    """As on another machine, where nobody can see who holds the original."""
+    """As on another machine, where the lock on the original cannot be seen."""
     copy = keeper.folder / name
     await asyncio.to_thread(shutil.copytree, keeper.journal, copy, ignore=shutil.ignore_patterns("lock", "new-*"))
     done = await asyncio.to_thread(price_keeper, "replay", str(copy), folder=keeper.folder)

@@ -86,7 +86,7 @@ def _mishaps(fleet: ProcessFleet, clients: LoadClients, chance: random.Random) -
 async def _refusing(
     fleet: ProcessFleet, store: Store, names: dict[str, HardBudgetKey]
 ) -> tuple[dict[str, StoredBudget], set[str]]:
-    """When every sidecar that lives refuses: what there is then, and who of the holders is dead. What comes back late
+    """When every sidecar that lives refuses: what there is then, and which holders are dead. Money returned late
     may still be used, by those who ask again after a pause."""
     deadline = time.monotonic() + LONGEST_PAUSE_SECONDS
     while True:

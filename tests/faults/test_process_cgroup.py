@@ -94,7 +94,7 @@ def slow_bedrock() -> Iterator[Bedrock]:
 
 
 async def _call(port: int, head: bytes, end: bytes, answers: Counter[str]) -> None:
-    """One large body, sent as it is taken; what comes back ends it."""
+    """One large body, sent as fast as it is read; the response ends it."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:
@@ -118,7 +118,7 @@ async def _call(port: int, head: bytes, end: bytes, answers: Counter[str]) -> No
 
 
 async def _threaten(port: int) -> None:
-    """A frame of 16 MB, of which the sidecar should want nothing but the header."""
+    """A frame of 16 MB, from which the sidecar should read only the header."""
     with suppress(OSError):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
@@ -134,7 +134,7 @@ async def _threaten(port: int) -> None:
 
 
 async def _crowd(lineup: SidecarSetup, bedrock: Bedrock, group: Cgroup) -> tuple[Counter[str], int]:
-    """All at once; how they were answered, and the most that the sidecar had meanwhile."""
+    """All at once; their statuses, and the peak memory of the sidecar during that."""
     answers: Counter[str] = Counter()
     begin, end = b'{"messages":[{"role":"user","content":[{"text":"', b'"}]}]}'
     head = HEAD % (lineup.token().encode(), len(begin + end) + BODY_BYTES) + begin

@@ -1,6 +1,6 @@
 """A sidecar's wall clock jumps, forwards and back, by an hour and over midnight, or is wrong beside one that is right.
 
-Real processes under libfaketime, whose monotonic clock stays right, as it does where somebody sets a machine's clock.
+Real processes under libfaketime, whose monotonic clock stays right, as it does when a machine's clock is set.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.skipif(bool(wrong_clock.why_unavailable()), reason=wron
 
 HOUR = 3600.0
 RPM, BURST_SECONDS = 120, 2
-LIMITS = {"rpm": RPM, "burst_secs": BURST_SECONDS, "mode": "exact"}  # a write for each call, so nobody holds any
+LIMITS = {"rpm": RPM, "burst_secs": BURST_SECONDS, "mode": "exact"}  # a write for each call, so no leases are held
 SECONDS = float(os.environ.get("PRICE_KEEPER_AFFLICTED_SECONDS", "2"))
 FULL_DAY = 24 * HOUR
 CALLS = 5
@@ -88,7 +88,7 @@ def test_jumps_of_an_hour_lose_and_double_nothing(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_is_an_hour_off_is_told_with_both_times_and_forgotten_once_it_is_right(tmp_path: Path) -> None:
-    """Bedrock takes no signature then, which is nothing that callers could mend by tokens of theirs."""
+    """Bedrock accepts no signature then, which callers could not fix with other tokens."""
     with run_trial(tmp_path) as trial:
         lineup, clock = trial.add_sidecar(), WrongClock(tmp_path, HOUR)
         _of_long_tokens(lineup)
@@ -231,6 +231,6 @@ def test_one_wrong_clock_of_two_neither_starves_nor_floods_the_other(engines: En
 
 
 def _totals(endpoint: str, prefix: str) -> int:
-    """As whoever asks for them is told, of all labels and days."""
+    """As in the report for all labels and days."""
     items = dynamodb(endpoint).scan(TableName=f"{prefix}daily-total")["Items"]
     return sum(int(item["requests"]["N"]) for item in items)

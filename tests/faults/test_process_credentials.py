@@ -32,7 +32,7 @@ NEW_TOKEN, OLD_TOKEN = "a session token that is good", "a session token that is 
 
 @contextmanager
 def signing(folder: Path, token: str, good_for: float) -> Iterator[tuple[FaultTrial, SidecarSetup, Path]]:
-    """A sidecar whose credentials come from a command, of which a test has the file that it prints."""
+    """A sidecar whose credentials come from a command that prints a file of the test's."""
     file = folder / "credentials.json"
     provide(file, token, good_for)
     (folder / "aws").write_text(f"[default]\ncredential_process = cat {file}\n")

@@ -1,4 +1,4 @@
-"""Out of file descriptors: newcomers are turned away, what is under way goes on, nothing spins, floods or is lost."""
+"""Out of file descriptors: new connections are refused, calls in flight continue, nothing spins, floods or is lost."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def test_none_are_left_for_a_while(tmp_path: Path) -> None:
             assert len(told_of) <= KINDS, running.errors
         served = trial.read_used_requests()
     assert set(load.complete_requests) <= set(served)
-    assert len(served) == len(load.complete_requests) + answers[200]  # nobody was turned away from what was paid for
+    assert len(served) == len(load.complete_requests) + answers[200]  # no paid call lost its answer
     assert read_counts_by_label(tmp_path / "price-keeper.db") == price_by_hand(served)
-    print(f"{while_away} calls answered meanwhile, {turned_away} of {CALLS} newcomers turned away")
+    print(f"{while_away} calls answered during that time, {turned_away} of {CALLS} new connections refused")
 
 
 def _limited(pid: int, soft: int) -> int:

@@ -1,5 +1,5 @@
-"""A disk that is really full, a file that may not grow, a folder that nobody may write to: for the journal and for
-SQLite's file. It is told, nothing is answered that is not recorded, and with room all is exact, without a restart.
+"""A disk that is really full, a file that may not grow, a folder without write permission: for the journal and for
+SQLite's file. It is reported, nothing is answered that is not recorded, and with room all is exact, without a restart.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""No more memory than it has (RLIMIT_AS): large bodies and streams are refused, and the sidecar lives and keeps count.
+"""No more memory than RLIMIT_AS: large bodies and streams are refused, and the sidecar lives and keeps count.
 
-No more than its cgroup may have: the kernel ends it, and the books are exact all the same.
+No more than its cgroup allows: the kernel kills it, and the books are exact all the same.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NO_MEMORY, FAILED = (503, "ServiceUnavailableException"), (500, "InternalServerE
 
 
 class LargeCalls(ThreadGroup):
-    """Callers with bodies of one size, half of them of streams. What they were answered is counted."""
+    """Callers with bodies of one size, half of them of streams. Their statuses are counted."""
 
     def __init__(self, lineup: SidecarSetup, size: int) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ def test_what_the_kernel_ends_for_its_memory_has_recorded_every_answer_once_and_
 
 @contextmanager
 def _little_memory(pid: int, spare: int) -> Iterator[None]:
-    """No more than what it has by now, and so much."""
+    """Its present size, plus this much."""
     limit, hard = resource.prlimit(pid, resource.RLIMIT_AS)
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
     resource.prlimit(pid, resource.RLIMIT_AS, (pages * os.sysconf("SC_PAGE_SIZE") + spare, hard))

@@ -1,4 +1,4 @@
-"""SIGSTOP, and SIGCONT a while later: nobody takes over what a stopped sidecar has, others are served, all is exact.
+"""SIGSTOP, and SIGCONT a while later: no process adopts a stopped sidecar's journal, others are served, all is exact.
 
 A few seconds in `make test`, a minute by PRICE_KEEPER_STOPPED_SECONDS. Hard budgets: `test_hard_budget_kill.py`.
 """
@@ -31,7 +31,7 @@ SECONDS = float(os.environ.get("PRICE_KEEPER_STOPPED_SECONDS", "2"))
 
 @contextmanager
 def stopped(pid: int, store: Path | None = None) -> Iterator[None]:
-    """With the file of a store, in no moment in which it writes there: nobody else could, as long as it is stopped."""
+    """With the file of a store, at a moment when it does not write there: otherwise its lock would block all others."""
     _stop(pid)
     while store is not None and not _is_free(store):
         os.kill(pid, signal.SIGCONT)
@@ -107,7 +107,7 @@ def test_the_journal_of_a_stopped_worker_is_nobody_elses_until_it_has_ended(tmp_
 
 
 def _run_once(lineup: SidecarSetup) -> None:
-    """Whoever starts on a journal takes over what former workers left, at once."""
+    """A process that starts on a journal adopts at once what former workers left."""
     with lineup.run_sidecar() as running:
         assert running.stop() == 0
         assert "estimated" not in running.errors

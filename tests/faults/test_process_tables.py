@@ -1,4 +1,4 @@
-"""A table that is not there, half made, deleted while calls go on, or has another key: it is told, and mends itself."""
+"""A table that is missing, half made, deleted during calls, or has another key: reported, and needs no restart."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_one_that_is_missing_and_later_deleted_loses_nothing(engines: Engines, t
         served = _served(trial)
         assert served[0] == first + second
         assert _counted(endpoint, prefix) == (served[0] - went[0], served[1] - went[1])
-    print(f"a table away twice: {first} and {second} calls meanwhile, none failed, none lost")
+    print(f"a table away twice: {first} and {second} calls during that time, none failed, none lost")
 
 
 def _called_without_table(lineup: SidecarSetup, running: Sidecar) -> int:
@@ -72,7 +72,7 @@ def _called_without_table(lineup: SidecarSetup, running: Sidecar) -> int:
 
 
 def _served(trial: FaultTrial) -> tuple[int, int]:
-    """Requests, and what they cost in pico-dollars."""
+    """Requests, and their cost in pico-dollars."""
     served = trial.read_used_requests()
     return len(served), sum(counts.pico for counts in price_by_hand(served).values())
 

@@ -28,7 +28,7 @@ def scope() -> Scope:
 
 
 async def logged_in(instance: TokenServiceInstance, scope: Scope) -> TokenPair:
-    """As a client would, that is told to try again."""
+    """Like a client that is asked to try again."""
     while True:
         try:
             return await instance.sessions.login(scope)

@@ -37,7 +37,7 @@ class Hammer:
             sleep(0.002)
 
     def kill(self) -> list[str]:
-        """The acknowledged writes. A last line cut short by the kill was acknowledged too, but cannot be told."""
+        """The acknowledged writes. A last line cut short by the kill was acknowledged too, but is unreadable."""
         self._process.send_signal(signal.SIGKILL)
         assert self._process.wait() == -signal.SIGKILL
         self._output.close()
@@ -46,7 +46,7 @@ class Hammer:
         return whole_lines[1:]
 
     def end(self) -> None:
-        """Whatever became of the test, nothing goes on writing after it."""
+        """Whatever happened to the test, no process keeps writing after it."""
         self._process.kill()
         self._process.wait()
         self._output.close()
@@ -97,6 +97,6 @@ def test_every_acknowledged_write_survives_kill_9(tmp_path: Path) -> None:
 
 
 def _check(path: Path, acknowledged: set[str]) -> None:
-    """While another process goes on writing, so only what was acknowledged before is certain."""
+    """While another process keeps writing, so only what was acknowledged before is certain."""
     rows, _ = asyncio.run(_written(path))
     assert acknowledged <= rows

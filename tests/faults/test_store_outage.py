@@ -58,7 +58,7 @@ def test_no_call_fails_and_nothing_is_lost(engines: Engines, tmp_path: Path) -> 
     after = _counted(endpoint)
     recorded = sum(counts.pico for counts in books.exact_counts.values())
     assert (after[0] - before[0], after[1] - before[1]) == (len(load.complete_requests), recorded)
-    print(f"away for {AWAY_SECONDS:g} s: {while_away} calls answered meanwhile, grown by {grown // 1024} kB")
+    print(f"away for {AWAY_SECONDS:g} s: {while_away} calls answered during that time, grown by {grown // 1024} kB")
 
 
 def _until(holds: Callable[[], bool]) -> None:

@@ -1,5 +1,5 @@
 """Every fault at the socket between sidecar and DynamoDB: nothing is written twice, nothing is thought written that is
-not, and what was open is let go. Also where each request is delivered twice, whichever of the two answers comes back.
+not, and connections are closed. Also where each request is delivered twice, whichever of the two answers comes back.
 """
 
 from __future__ import annotations

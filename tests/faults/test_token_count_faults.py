@@ -20,7 +20,7 @@ BODY = b'{"messages": []}'
 
 
 async def asked(*faults: Fault, deaf: bool = False) -> list[int | Exception]:
-    """What comes of it with each fault, and of one call without any."""
+    """The result with each fault, and of one call without any."""
     async with (
         upstream(reply_with(build_response(b'{"inputTokens": 42}'))) as server,
         wire_proxy(f"http://127.0.0.1:{server.port}") as wire,
@@ -35,7 +35,7 @@ async def asked(*faults: Fault, deaf: bool = False) -> list[int | Exception]:
         for _ in range(len(faults) + deaf + 1):
             counted = TokenCounter(forwarder)(target, Operation.CONVERSE, BODY)
             found += await asyncio.gather(counted, return_exceptions=True)
-        clock.move(1000)  # what nobody waits for any more is given up
+        clock.move(1000)  # abandoned calls are given up
         await forwarder.check_timeouts()
         await eventually(lambda: forwarder.connection_counts[0] == 0)
         forwarder.close()

@@ -1,4 +1,4 @@
-"""What comes on a kept connection unasked is not taken for the next call's answer: at the store, and at Bedrock."""
+"""Unsolicited data on a kept connection is not taken for the next call's response: at the store, and at Bedrock."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_an_answer_of_the_stores_again_while_a_later_one_is_awaited(stored
     await stored.asked_again()
 
 
-# Bedrock. What comes with an answer, or while its connection is idle, is tested with the other troubles of upstream.
+# Bedrock. Data with a response, or on an idle connection, is tested with the other failures of upstream.
 
 
 async def asked(rig: PortHarness) -> bytes:

@@ -1,5 +1,5 @@
 """Two real sidecars under load, with faults by chance at the socket, to DynamoDB and to Bedrock: when they stop, the
-books of the store are those of Bedrock.
+books of the store equal Bedrock's.
 
 The seed is printed, and `PRICE_KEEPER_SEED` gives the same schedule of faults again. As long as fits into `make test`;
 `make soak` makes it minutes (`PRICE_KEEPER_WIRE_SECONDS`).
@@ -48,7 +48,7 @@ SECONDS = float(os.environ.get("PRICE_KEEPER_WIRE_SECONDS", "4"))
 SEED = seed(is_exploring="PRICE_KEEPER_WIRE_SECONDS" in os.environ)
 SIDECARS = 2
 STORM = 3  # times the usual rates, in the last third of a run: more exchanges are spoilt than not
-WORST_CASES = 150  # in the quota that is to be reached; that of the other label is not
+WORST_CASES = 150  # in the quota that must be reached; the other label's is not
 LONG_SECONDS = 60
 GROWTH = 48 * 1024 * 1024  # a process that kept its calls would grow by far more in some minutes
 FREE = ("Exception", "slow")  # faults that leave no call of Bedrock's in doubt, by their names
@@ -187,7 +187,9 @@ def nothing_is_lost_or_doubled(run: Run) -> None:
     assert len(set(named)) == len(named)
     assert set(named) <= ran - exact.keys()
     unnamed = len(estimated) - len(named)
-    assert len(ran - exact.keys() - set(named)) <= unnamed  # whatever else ran is among those of which nothing came
+    assert (
+        len(ran - exact.keys() - set(named)) <= unnamed
+    )  # all other calls that ran are among those without a response
     assert unnamed <= in_doubt(run.wires["bedrock"].injected)  # and nothing else is taken for having run
     for books in run.books:
         recorded = sum(seal.requests for seal in books.seals.values())

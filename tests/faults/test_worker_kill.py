@@ -39,7 +39,7 @@ def test_every_answer_of_every_worker_is_recorded_once_and_exactly(
     books, counted = JournalContents.read(tmp_path / "copies"), asyncio.run(_counted(lineup, engines))
     check_against_ledger(books, load.complete_requests, {entry["request_id"]: entry for entry in read_ledger(file)})
     assert books.sum_by_label(SCOPE.key) == {label: _minus(counted[label], before[label]) for label in MODELS}
-    assert sum(shown.values()) == len(books.estimated_receipts)  # each worker tells of what it found in its own journal
+    assert sum(shown.values()) == len(books.estimated_receipts)  # each worker reports what it found in its own journal
     assert not any(path.stat().st_size > 200 for path in lineup.journal.rglob("*.seg"))
     assert crew.running.errors.count("was killed by signal 9); it is started again in 1 s") == WORKERS
     print(

@@ -1,4 +1,4 @@
-"""What the administrator's commands say when the control API does not do what they ask, or is none."""
+"""What the administrator's commands print when the control API refuses, fails, or is something else."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ async def test_copy_that_says_who_calls_needs_room_too(tmp_path: Path) -> None:
 
 
 async def test_one_large_body_is_looked_into_at_a_time() -> None:
-    """Each may take several times its memory meanwhile."""
+    """Each may take several times its memory while it is parsed."""
     inside, most = 0, 0
     lock = threading.Lock()
 

@@ -1,4 +1,4 @@
-"""Guessing at the control API, over real sockets: it is slowed down, and keeps nobody with the right secret out."""
+"""Guessing at the control API, over real sockets: it is slowed down, and valid secrets always work."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ async def test_a_trickle_of_wrong_secrets_locks_nobody_out_after_a_rotation(atta
 
 
 async def test_nor_does_it_after_a_start(attacked: Attacked) -> None:
-    """When nobody is known yet."""
+    """When no client is cached yet."""
     for way in ("login", "credentials"):
         attacked.api.parts.clients.__init__(attacked.api.store, attacked.clock.now)  # type: ignore[misc]
         for _ in range(3):

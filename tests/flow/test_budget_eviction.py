@@ -1,4 +1,4 @@
-"""A standing that is forgotten while somebody waits for it: the call is paid for all the same."""
+"""A budget state that is evicted while a call waits for it: the call is charged all the same."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ SCOPE = f"ORG#{ORG}#APP#{APP}"
 
 
 class SettableClock(SystemClock):
-    """The wall clock of this machine, set to another time; what is measured goes on as it does."""
+    """The wall clock of this machine, set to another time; the monotonic clock runs as usual."""
 
     def __init__(self) -> None:
         self._ahead = 0.0

@@ -1,4 +1,4 @@
-"""Completion in the shells themselves: what a person types, the tab key, and what comes of it."""
+"""Completion in the shells themselves: what a person types, the tab key, and the completed line."""
 
 from __future__ import annotations
 

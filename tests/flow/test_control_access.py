@@ -1,4 +1,4 @@
-"""The control API under attack: who gets in where, and in which form everything that fails is told."""
+"""The control API under attack: who is admitted where, and the form of every error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def api(tmp_path: Path) -> AsyncIterator[ControlHarness]:
         yield running
 
 
-# Who may what: the method, the path, who asks, and what he is answered.
+# Who may do what: the method, the path, the caller, and the status.
 ADMIN, ORGS_OWN, SHOPS_OWN, BOTS, OTHERS = "admin", (ORG, None), (ORG, "shop"), (ORG, "bot"), (OTHER, "shop")
 USAGE = {"request_id": "r", "label": "premium", "input_tokens": 1, "output_tokens": 1}
 MAY = [
@@ -104,7 +104,7 @@ async def test_everything_that_is_served_asks_who_calls(api: ControlHarness) -> 
                 assert (await api.ask(method.upper(), place, who=None)).status == 401, (method, path)
 
 
-# What an attacker sends: the method, the path, headers and a body, and what he is answered.
+# Attacks: the method, the path, headers and a body, and the status.
 GOOD = {"X-API-Key": ADMIN_KEY}
 JSON = GOOD | {"Content-Type": "application/json"}
 ATTACKS: list[tuple[str, str, Any, Any, int]] = [
@@ -235,7 +235,7 @@ async def test_a_body_without_end_is_cut_off(api: ControlHarness) -> None:
     try:
         async with api.session.put(url, headers=headers, data=endless()) as answer:
             assert answer.status == 413
-    except (ConnectionError, OSError):  # it may be told that nobody listens before it has read the answer
+    except (ConnectionError, OSError):  # the connection may be refused before the client has read the answer
         pass
 
 

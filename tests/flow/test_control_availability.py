@@ -209,7 +209,7 @@ async def test_requests_that_wait_for_the_store_keep_neither_probes_nor_the_admi
     assert await administrator.status() == 200
     found = Counter([await each.status() for each in asked])
     assert found[200] >= DEFAULT_PORT_LIMITS.max_per_network // 2
-    assert found.keys() <= {200, 503}  # a refusal says so: nobody at work is cut
+    assert found.keys() <= {200, 503}  # a refusal says so: no request in progress is cut
 
 
 async def test_status_pages_stay_connected_under_half_sent_bodies_and_keep_no_probe_out(
@@ -230,7 +230,7 @@ async def test_status_pages_stay_connected_under_half_sent_bodies_and_keep_no_pr
 
 
 async def credentials(api: ControlHarness) -> list[dict[str, str]]:
-    """Those of apps that the administrator has just put."""
+    """The credentials of apps that the administrator has just created."""
     return [(await api.ask("PUT", f"{API}/apps/a{number}", {"app_name": "a"})).body for number in range(VALID)]
 
 
@@ -266,7 +266,7 @@ async def test_invented_clients_starve_no_valid_one_behind_their_address(
         body = f'{{"client_id": "{client_id}", "client_secret": "{secret}"}}'.encode()
         return head("POST", way, length=len(body)) + body
 
-    for n in range(4 * FLOOD):  # both names that nobody has, and the valid ones with invented secrets
+    for n in range(4 * FLOOD):  # both unknown names, and the valid ones with invented secrets
         await client.send(asked(f"org-{uuid4()}" if n % 2 else known[n % VALID][0], make_secret()))
     await arrived()
     assert [await client.ask(asked(*each)) for each in known] == [200] * VALID

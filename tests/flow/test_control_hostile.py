@@ -121,7 +121,7 @@ async def test_bodies_on_their_way_have_one_budget(api: ControlHarness) -> None:
 
 
 async def test_one_app_keeps_nobody_else_waiting(api: ControlHarness) -> None:
-    """With as many bodies on their way as fit, one after the other, of which not a byte comes."""
+    """With as many bodies in flight as fit, one after the other, none of which sends a byte."""
     made = await api.ask("PUT", API, SETTINGS)
     await api.put_app("web")
     await api.put_app("shop")
@@ -261,7 +261,7 @@ async def test_whoever_does_not_read_his_answers_is_cut(api: ControlHarness) -> 
         await loop.sock_connect(client, (host, int(port)))
         with suppress(TimeoutError):
             async with asyncio.timeout(2):
-                while True:  # until nobody takes any more of it
+                while True:  # until no more is accepted
                     await loop.sock_sendall(client, b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
         await clock.advance(61)
         await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Answers of the store that get lost: whoever made a change is never told that somebody else did."""
+"""Lost answers of the store: the author of a change never gets a conflict with his own write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client's sessions on the control API: how a stolen one ends, and that nobody honest is taken for a guesser."""
+"""A client's sessions on the control API: how a stolen one ends, and that valid clients are not counted as guessing."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_all_sessions_ended_elsewhere_let_a_good_secret_begin_new_ones_at_
 
 @pytest.mark.parametrize("how", ["end all", "rotate"])
 async def test_access_tokens_that_were_made_before_end_too(two: list[ControlHarness], how: str) -> None:
-    """Those of evicted sessions, and those of none."""
+    """Tokens of evicted sessions, and tokens without a session."""
     here, there = two
     given = await client(here)
     pairs = [await login(here, given) for _ in range(6)]

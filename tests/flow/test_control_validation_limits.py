@@ -1,4 +1,4 @@
-"""A body of any size that is allowed is judged by looking at few things, so that nobody else waits for it."""
+"""A body of any allowed size is validated with bounded work, so that other requests do not wait for it."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_with_a_thousand_names_to_choose_from_few_are_compared(compared: Compare
             find_nearest(f"labul-{number}", names)
     assert compared.names <= 3 * MAX_COMPARED
     assert compared.calls >= 1
-    assert find_nearest("premuim", ["premium"]) == "premium"  # whoever comes later is not kept short
+    assert find_nearest("premuim", ["premium"]) == "premium"  # a later suggestion has its own limit
 
 
 def test_a_configuration_has_few_guesses_and_tells_of_some_mistakes(compared: Compared) -> None:

@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules: what they ask for is there, in a scrape of a sidecar that served calls."""
+"""The dashboard and the alert rules: every metric they query is in a scrape of a sidecar that served calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TESTS = GRAFANA / "alerts_test.yaml"
 OF_PROMETHEUS = {"job", "instance", "le"}
 VARIABLES = {"$__rate_interval": "5m", "$job": ".*", "$instance": ".*"}
 
-# Of which a sidecar that is well has no samples: nothing is traced, no threshold is reached, and nobody has a limit.
+# A healthy sidecar has no samples of these: no tracing, no threshold reached, no rate limits.
 WITHOUT_DATA = ("spans_total", "alerts_raised_total", "leased{")
 
 

@@ -1,4 +1,4 @@
-"""Nothing is inflated that somebody else has sent: a few kilobytes may hold gigabytes."""
+"""Compressed responses from others are not decompressed: a few kilobytes may hold gigabytes."""
 
 from __future__ import annotations
 

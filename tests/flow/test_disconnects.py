@@ -24,7 +24,7 @@ from tests.support.port_harness import (
 from tests.support.raw_clients import Http2TestClient, RawConnection, ask, descriptors, eventually, wait_quietly
 
 BIG = random.Random(7).randbytes(8_000_000)
-IN_FLIGHT = 64 * 1024 + 256 * 1024 + 64 * 1024  # our buffer, what one read brings, and what the kernel was told to keep
+IN_FLIGHT = 64 * 1024 + 256 * 1024 + 64 * 1024  # our buffer, one read, and the kernel's buffer
 
 
 def chunks(body: bytes, size: int = 50_000) -> bytes:
@@ -34,7 +34,7 @@ def chunks(body: bytes, size: int = 50_000) -> bytes:
 
 
 class Source:
-    """Upstream that sends a part of its answer at once and the rest when it is told to."""
+    """Upstream that sends a part of its answer at once and the rest on command."""
 
     def __init__(self, answer: bytes, first: int) -> None:
         self.answer = answer

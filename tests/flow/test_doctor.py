@@ -224,7 +224,7 @@ async def test_a_store_on_a_disk_of_the_network(tmp_path: Path, monkeypatch: pyt
 
 
 def unwritable(folder: Path) -> Path:
-    """For the superuser too, to whom permissions mean nothing."""
+    """For the superuser too, who ignores permissions."""
     folder.mkdir()
     folder.chmod(0o500)
     return Path("/proc/self/fdinfo") if os.geteuid() == 0 else folder

@@ -147,7 +147,7 @@ async def administered(url: str) -> None:
 
 async def until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(SECONDS):
-        while not is_so():  # noqa: ASYNC110 - nobody tells when a store is written to
+        while not is_so():  # noqa: ASYNC110 - no event for writes to a store
             await asyncio.sleep(0.05)
 
 

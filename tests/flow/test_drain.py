@@ -42,7 +42,7 @@ class Gated:
 
 
 class Draining:
-    """A drain under way, whose clock goes on by itself unless it is held."""
+    """A drain in progress, whose clock advances unless it is held."""
 
     def __init__(self, rig: PortHarness, give_up: Callable[[], None] | None = None) -> None:
         self._rig = rig
@@ -268,7 +268,7 @@ class Interrupted:
 
 @on_both_loops
 async def test_it_waits_for_an_answer_whose_caller_has_left() -> None:
-    """Its usage comes last, and is spent whoever has left."""
+    """Its usage comes last, and is charged even if the caller has left."""
     script, through = Interrupted(), ForwardingHandler()
     async with upstream(script) as server:
         through.set_targets(server.endpoint)

@@ -49,7 +49,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
 
 @pytest.fixture
 def nobody() -> Iterator[str]:
-    """Where somebody listens who never answers."""
+    """The address of a server that never answers."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
@@ -131,7 +131,7 @@ def test_a_reader_that_has_seen_enough_gets_no_complaint(tmp_path: Path, words: 
 
 
 def _failure(name: str, folder: Path, running: Sidecar) -> subprocess.CompletedProcess[str]:
-    """Something frequent that goes wrong; with --json, so that both forms are told by one run of each."""
+    """Frequent failures; with --json, so that one run of each shows both forms."""
     api = {"PRICE_KEEPER_API_URL": running.control, "PRICE_KEEPER_API_KEY": _key(running)}
     away = {"PRICE_KEEPER_API_URL": f"http://127.0.0.1:{free_port()}", "PRICE_KEEPER_API_KEY": "k" * 30}
     dynamodb = TEST_CREDENTIALS | {

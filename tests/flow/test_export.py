@@ -232,7 +232,7 @@ def test_it_tells_how_far_it_is_on_a_terminal_alone(place: Path, tmp_path: Path)
     code, shown = on_a_terminal(command, place, environment)
     assert code == 0
     assert f"piece 1 of {WEEKS}, 0 rows so far" in shown
-    assert shown.rindex("\r\x1b[K") < shown.index("x.csv: ")  # and it is gone before the result
+    assert shown.rindex("\r\x1b[K") < shown.index("x.csv: ")  # and it is cleared before the result
 
 
 def test_sums_are_exact(place: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""When a label's places fail in different ways: what is sent, what is not, and what the caller is told."""
+"""When the endpoints of a label fail in different ways: what is sent, what is not, and what the caller gets."""
 
 from __future__ import annotations
 

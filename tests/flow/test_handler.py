@@ -1,4 +1,4 @@
-"""The whole pipeline by hand, byte for byte: what is refused, what goes upstream, and that every caller hears of it."""
+"""The whole handler by hand, byte for byte: refusals, what goes upstream, and that every caller gets an answer."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def decision(heard: WireResponse) -> list[bytes]:
     ]
 
 
-# Whatever goes wrong, every caller hears something, and so does whoever asks again.
+# Whatever fails, every caller gets an answer, and so does its retry.
 
 
 async def test_a_fault_of_ours_is_answered_and_so_is_the_call_sent_again(
@@ -302,7 +302,7 @@ async def test_a_body_that_can_be_read_in_two_ways_is_refused(chat: DataPort, bo
     assert len(chat.bedrock.ledger) == 0
 
 
-# What goes upstream tells who calls to nobody else.
+# What goes upstream identifies the caller to no one else.
 
 
 @pytest.mark.parametrize(

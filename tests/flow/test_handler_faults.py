@@ -318,7 +318,7 @@ async def test_an_idle_connection_is_closed_behind_its_last_answer() -> None:
 
 @on_both_loops
 async def test_who_sends_ahead_and_does_not_read_is_found_out() -> None:
-    """However much of what he asked for could be written in one turn."""
+    """However many of its responses could be written in one turn."""
     answer = bytes(MAX_BATCH_BYTES // 2)
 
     async def handler(_: Request, responder: Responder) -> None:
@@ -378,7 +378,7 @@ async def hasty(says: bytes) -> AsyncIterator[tuple[UpstreamEndpoint, list[bytes
 
 
 class Held:
-    """An outbox that nobody flushes until told."""
+    """A write batcher that flushes on command only."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Callable[[bytes], None], bytes]] = []

@@ -151,7 +151,7 @@ async def test_what_is_under_way_when_a_quota_is_lowered_is_the_last(tmp_path: P
     async with data_port(tmp_path) as port:
         await is_hard(port, 1.0)
         calling = asyncio.create_task(ask(port, x_simulate_latency_ms="400"))
-        while not port.bedrock.ledger:  # noqa: ASYNC110  # it tells nobody
+        while not port.bedrock.ledger:  # noqa: ASYNC110  # no event for this
             await asyncio.sleep(0.01)
         await is_hard(port, 0.0005, version=2)
         assert await ask(port) in (400, 429)
@@ -260,7 +260,7 @@ STREAM, INVOKED = "converse-stream", "invoke-with-response-stream"
         (STREAM, {"fault": "bad-crc", "after_frames": "3"}),
         (STREAM, {"fault": "exception-frame", "after_frames": "4"}),
         (STREAM, {"usage": "none"}),
-        (INVOKED, {"fault": "cut", "after_frames": "1"}),  # whose first event tells of usage, though not of all
+        (INVOKED, {"fault": "cut", "after_frames": "1"}),  # whose first event states usage, but not all of it
         (INVOKED, {"fault": "cut", "after_frames": "4"}),
         (INVOKED, {"fault": "exception-frame", "after_frames": "2"}),
     ],

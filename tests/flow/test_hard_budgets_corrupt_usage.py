@@ -24,7 +24,7 @@ from tests.support.data_port import DataPort
 QUOTA_USD = 0.06
 QUOTA = round(QUOTA_USD * 10**12)  # in pico-dollars
 TOKENS = 470  # of each answer, which are the most that it may have
-CALLS, TOGETHER = 40, 8  # of which the quota pays for eight
+CALLS, TOGETHER = 40, 8  # the quota pays for eight of them
 PREMIUM = Config.development().labels["premium"]
 LABELS = {
     "premium": PREMIUM,
@@ -40,7 +40,7 @@ TITAN = {"inputText": "hi", "textGenerationConfig": {"maxTokenCount": TOKENS}}
 STREAMED = "invoke-with-response-stream"
 CHATS = Operation.CHAT_COMPLETIONS.value[1:]
 
-# A label, what it is asked, and how its answers state what they used.
+# A label, a request, and how the responses corrupt their usage.
 CASES: list[tuple[str, str, dict[str, Any], str]] = [
     *[("premium", "converse", TURN, how) for how in USAGE_FAULTS],
     *[("premium", "invoke", CLAUDE, how) for how in USAGE_FAULTS],

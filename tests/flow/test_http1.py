@@ -48,7 +48,7 @@ async def test_cuts_make_no_difference(size: int) -> None:
 
 @on_both_loops
 async def test_spaces_around_a_value_are_no_part_of_it() -> None:
-    """Else the token of whoever sends one behind it is no token."""
+    """Otherwise a token with a space behind it would be invalid."""
     seen: list[dict[bytes, bytes]] = []
 
     async def note(request: Request, responder: Responder) -> None:

@@ -1,4 +1,4 @@
-"""Each limit of an HTTP/1.1 connection: at it all is well, beyond it the client is told why, and nothing stays."""
+"""Each limit of an HTTP/1.1 connection: accepted at it, refused with a reason beyond it, and nothing stays behind."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ async def test_tiny_windows_and_frames_only_slow_it_down() -> None:
 
 @on_both_loops
 async def test_a_goodbye_of_the_client_lets_its_calls_end() -> None:
-    """Node's client says goodbye at once when it is told to close after the calls under way."""
+    """Node's client says goodbye as soon as it is asked to close after the calls in flight."""
     handler = GatedEcho()
     async with open_port(handler) as rig:
         client = await rig.connect_http2()
@@ -159,7 +159,7 @@ async def test_a_request_that_can_only_be_refused_is_refused_while_it_still_come
             assert (await client.answer(number)).status == status
 
 
-# Streams that are no more, when the library knows it and we are yet to hear of it.
+# Streams that no longer exist, when the library knows it and our code does not yet.
 
 
 @on_both_loops
@@ -183,7 +183,7 @@ async def test_one_streams_reset_in_the_middle_of_its_answer_leaves_the_others_a
 
 @on_both_loops
 async def test_a_refusal_to_a_stream_that_is_gone_before_another_one_begins_is_no_fault() -> None:
-    """In one packet, so that the library has forgotten the first when we hear of it."""
+    """In one packet, so that the library has forgotten the first before our code sees it."""
     async with open_port(echo, body_bytes=10) as rig:
         client = await rig.connect_http2()
         gone = client.open(more=[(b"content-length", b"11")], ends=False)

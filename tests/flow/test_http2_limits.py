@@ -72,7 +72,7 @@ async def test_a_body_has_so_many_bytes() -> None:
 
 @on_both_loops
 async def test_who_is_refused_at_his_head_is_heard_until_he_can_hear_why() -> None:
-    """Node gives a stream up that is reset while more than 10 MB wait, and its caller is told of no answer."""
+    """Node abandons a stream that is reset while more than 10 MB wait, and its caller gets no answer."""
 
     def nobody(_: Request) -> Refusal:
         return AccessDenied("nobody is served")
@@ -134,7 +134,7 @@ async def test_a_body_that_finds_no_room_ends_no_other_call_of_its_connection() 
 
 @on_both_loops
 async def test_heads_weigh_too() -> None:
-    """Those of streams that stay open, and one that comes in many frames, the last of which never comes."""
+    """The heads of open streams, and one in many frames, the last of which never arrives."""
     async with open_port(echo, requests_bytes=10_000 + 4 * STREAM_BYTES, head_bytes=5000) as rig:
         client = await rig.connect_http2()
         held = [client.open(more=sized(3000), ends=False) for _ in range(3)]
@@ -315,7 +315,7 @@ async def test_floods(kind: str) -> None:
 
 @on_both_loops
 async def test_a_flood_ends_in_the_middle_of_what_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of a piece is taken apart before anybody hears of it, and nobody else is served meanwhile."""
+    """All of one read is parsed before any event is handled, and no other connection is served in between."""
     taken: list[Frame] = []
     receive = H2Connection._receive_frame
 

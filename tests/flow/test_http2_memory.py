@@ -13,13 +13,13 @@ from price_keeper.server.http2_stream import STREAM_BYTES
 from tests.support.port_harness import echo, on_both_loops, open_port
 from tests.support.raw_clients import eventually, wait_quietly
 
-FRAME_BYTES = 16_384  # SETTINGS_MAX_FRAME_SIZE, of which the port announces no other
+FRAME_BYTES = 16_384  # SETTINGS_MAX_FRAME_SIZE, which the port leaves at its default
 
 
 @pytest.mark.parametrize("kind", [DataFrame, HeadersFrame, SettingsFrame, PingFrame, ExtensionFrame])
 @on_both_loops
 async def test_frame_longer_than_announced_ends_connection_at_its_ninth_byte(kind: type[Frame]) -> None:
-    """Nothing of its payload is waited for, which could be 16 MB on each connection of somebody without a token."""
+    """Its payload is not awaited: it could be 16 MB on each connection of a client without a token."""
     async with open_port(echo) as rig:
         client = await rig.connect_http2()
         await client.listen()
@@ -60,7 +60,7 @@ async def test_partial_frame_is_counted_while_it_waits_for_its_rest() -> None:
 
 @on_both_loops
 async def test_refused_streams_whose_client_opens_no_window_stay_within_the_room() -> None:
-    """Their answers wait for a window that never opens. Each costs memory, and nobody needs a token to open one."""
+    """Their answers wait for a window that never opens. Each costs memory, and opening one needs no token."""
 
     def nobody(_: Request) -> Refusal:
         return AccessDenied("nobody is served")

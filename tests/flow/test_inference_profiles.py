@@ -235,7 +235,7 @@ async def test_while_the_store_is_away_what_was_known_holds(own: ProfileHarness)
 
 
 def _is_away(own: ProfileHarness) -> bool:
-    """Whoever calls has it asked again."""
+    """Each call has it read again."""
     caller = Caller(ORG, "other", "client")
     own.port.budget_registry.app_labels.cached(caller)
     return own.port.budget_registry.app_labels.last_read(Scope(ORG, "other")) is None

@@ -104,7 +104,7 @@ async def test_without_a_trace_units_are_estimated_and_tokens_are_exact(port: Da
     await ask(port, form, is_traced=False)
     tokens, units = of_tokens(port)
     found = recorded(port)
-    assert found.guardrail_units >= units["contentPolicyUnits"]  # those of the longest policy, which all have here
+    assert found.guardrail_units >= units["contentPolicyUnits"]  # the longest policy, which all have here
     assert found.guardrail_units < 3 * units["contentPolicyUnits"]
     paid = tokens.pico + found.guardrail_units * DEAREST
     assert found == tokens._replace(guardrail_units=found.guardrail_units, pico=paid)

@@ -124,7 +124,7 @@ def test_names_and_folders_that_yaml_would_misread(tmp_path: Path, kid: str) -> 
 
 
 def test_one_key_takes_the_place_of_another_as_it_is_told(tmp_path: Path) -> None:
-    """At no step does anybody refuse a token that somebody mints at that step or minted before it."""
+    """At no step does a process refuse a token that another mints at that step or minted before it."""
     old, new_one = (pasted(new(tmp_path, "--kid", kid, "--out", "keys").stdout) for kid in ("k1", "k2"))
     steps: list[Any] = [[old], [old, new_one], [new_one, old], [new_one]]
     minters = [loaded(tmp_path, *(pair[0] for pair in step)) for step in steps]

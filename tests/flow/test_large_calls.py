@@ -21,7 +21,7 @@ BODY = bytes(range(256)) * (SIZE // 256)
 
 
 class SlowBedrock:
-    """Reads no body before it is let; then all of it, or a part and no more."""
+    """Reads no body until released; then all of it, or only a part."""
 
     def __init__(self, reads: int | None = None) -> None:
         self.gate = asyncio.Event()

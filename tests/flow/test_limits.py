@@ -96,7 +96,7 @@ async def test_app_and_org_are_admitted_together_or_not_at_all(tmp_path: Path) -
 
 
 async def test_whatever_a_call_is_taken_for_it_comes_in_when_half_is_there(tmp_path: Path) -> None:
-    """As one with an image, of which the bytes say little; what it really used is counted."""
+    """Such as one with an image, whose bytes say little; its actual usage is counted."""
     async with limited(tmp_path, app={"tpm": 1000, "mode": "exact"}) as port:
         large = {"messages": [{"role": "user", "content": [{"text": "x" * 40_000}]}]}
         answers = [await ask(port, **large) for _ in range(3)]

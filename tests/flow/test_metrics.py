@@ -1,4 +1,4 @@
-"""What `/metrics` of a real sidecar say: as much as happened, and no more for callers who invent names."""
+"""What `/metrics` of a real sidecar says: what happened, and no extra series for callers who invent names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from price_keeper.telemetry.metrics import ALL_METRICS
 from tests.support.observed_sidecar import APP, ORG, SECRET, ObservedSidecar, Scrape, ask, exercise, run_observed, token
 from tests.support.workers import wait_until
 
-AWAY = "away"  # a label whose place nobody is at
+AWAY = "away"  # a label whose endpoint has no listener
 PRICES = {"input": 3, "output": 15, "cache_read": 0.3, "cache_write_5m": 3.75, "cache_write_1h": 6}
 LABEL = {"model": "anthropic.claude-away-v1:0", "format": "anthropic", "prices_usd_per_1m": PRICES}
 
@@ -24,7 +24,7 @@ LABEL = {"model": "anthropic.claude-away-v1:0", "format": "anthropic", "prices_u
 @pytest.fixture(scope="module")
 def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObservedSidecar]:
     with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))  # nobody listens there, and as long as it is held nobody will
+        holder.bind(("127.0.0.1", 0))  # no server listens there, and none can while it is held
         place = {"region": "us-east-1", "endpoint": f"http://127.0.0.1:{holder.getsockname()[1]}"}
         yield from _served(tmp_path_factory.mktemp("observed"), place)
 

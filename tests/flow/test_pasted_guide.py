@@ -1,5 +1,5 @@
 """What `price-keeper dev` prints, pasted line by line into a shell that has nothing else: no path to this environment's
-programs, another working directory, and a Bedrock API key of somebody's own that would go before the session token."""
+programs, another working directory, and a Bedrock API key of the user's own that would go before the session token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A price list that cannot be read or believed, and a store that is away: the newest prices stay, and that is told."""
+"""An unreadable or implausible price list, and a store that is away: the newest prices stay, and that is reported."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ async def test_an_entry_of_somebody_elses_making(fleet: PriceFleet, row: dict[st
 
 
 class Away:
-    """A store whose reads, or writes, find nobody."""
+    """A store whose reads, or writes, fail."""
 
     def __init__(self, store: Store, *verbs: str) -> None:
         self._store, self.verbs = store, verbs

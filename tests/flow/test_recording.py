@@ -276,7 +276,7 @@ async def test_no_answer_at_all_may_have_cost_something(port: DataPort) -> None:
 
 
 async def test_a_receipt_is_there_before_the_caller_has_all(port: DataPort) -> None:
-    """So that nobody who was answered can be forgotten."""
+    """So that no answered call can be lost."""
     for operation in ("converse", "converse_stream"):
         for _ in range(20):
             before = port.recording.flusher.journal.recorded.requests

@@ -141,7 +141,7 @@ def open_calls(control: str) -> float:
 def is_ready(control: str) -> bool:
     try:
         return get(f"{control}/ready")[0] == 200
-    except OSError:  # whoever has that port starts again
+    except OSError:  # another process that has the port restarts
         return False
 
 

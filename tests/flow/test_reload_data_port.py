@@ -1,4 +1,4 @@
-"""Other labels and prices in a data port that goes on: what is kept for each label follows, and no call mixes two."""
+"""New labels and prices in a running data port: what is cached per label follows, and no call mixes two."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ AFTER = {"moving": label(HAIKU, 50), "steady": label(NOVA, 1)}
 
 
 class Shut:
-    """A store that lets nobody read while it is shut."""
+    """A store that blocks reads while it is shut."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -93,14 +93,14 @@ async def budget(port: DataPort, ordering: list[str], **more: Value) -> None:
 
 
 def forgotten(port: DataPort) -> None:
-    """Nobody knows any budget, so the next call waits for the store."""
+    """No budget is cached, so the next call waits for the store."""
     port.budget_registry._caller_days.clear()
     port.budget_registry._refresh_states.clear()
     port.budget_registry._frozen_calendars.clear()
 
 
 async def meanwhile(port: DataPort, asked: str, change: Callable[[], Awaitable[None]]) -> DataPortResponse:
-    """What becomes of a call that waits for its budget when something changes."""
+    """The outcome of a call that waits for its budget while something changes."""
     store: Any = port.store
     forgotten(port)
     store.opened.clear()
@@ -150,14 +150,14 @@ async def test_a_call_that_waits_finds_its_label_gone_or_another_one_there(port:
     spent: dict[str, Value] = {"moving": 0, "steady": 0, "added": 10**9}
     await budget(port, ["moving", "steady", "added"], enforcement=enforcement, quotas=spent)
     answer = await meanwhile(port, "moving", lambda: port.apply_config(labels={**AFTER, "added": label(CLAUDE, 7)}))
-    assert served(answer) == ("added", CLAUDE)  # of which its first labels knew nothing
+    assert served(answer) == ("added", CLAUDE)  # which its first labels did not have
     assert recorded(port)["added"].requests == 1
 
 
 async def test_while_the_store_is_asked_for_a_hard_budget_the_labels_may_change_too(
     port: DataPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has none of it left leads to the next label, of which the call knew nothing when it came."""
+    """An exhausted label leads to the next one, which the call did not know when it came."""
     quotas: dict[str, Value] = {"moving": 1, "added": 10**9}
     await budget(port, ["moving", "added"], enforcement="hard", quotas=quotas)
     hold = BudgetLease.reserve
@@ -226,7 +226,7 @@ async def test_a_name_that_the_configuration_takes_is_an_apps_own_no_more(tmp_pa
 async def test_a_name_that_goes_from_an_app_to_the_configuration_is_never_nobodys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even for a call that waits meanwhile until the app's own labels are read."""
+    """Not even for a call that waits until the app's own labels are read."""
     async with own_rig(tmp_path) as own:
         await own.put_org_without_budget()
         await own.make_profile()
@@ -281,7 +281,7 @@ async def test_of_all_that_was_in_force_only_the_last_is_kept(port: DataPort) ->
     gc.collect()
     kept = Counter(type(each) for each in gc.get_objects())
     assert kept[LabelSelector] == 1
-    assert kept[PriceTables] <= 2  # those of the start have a part that counts
+    assert kept[PriceTables] <= 2  # the first ones have a part that counts
     assert len(port.handler.request_stats._labels) == 4
     assert json.dumps(list(recorded(port))) == '["moving", "steady", "guardrails", "async-jobs", "other"]'
 

@@ -48,7 +48,7 @@ labels:
   fresh: {model: e.f, format: nova, prices_usd_per_1m: {input: 1, output: 5}}
 """
 MANY = 5_000
-TURN_SECONDS = 0.25  # a quarter of which it takes; what stops the loop for longer is no noise of a busy machine
+TURN_SECONDS = 0.25  # it takes a quarter of that; blocking the loop for longer is no noise of a busy machine
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ async def test_the_control_api_knows_the_new_labels_and_no_others(
 async def test_a_name_that_goes_from_an_app_to_the_configuration_has_a_price_all_the_time(
     api: ControlHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also for a usage that waits meanwhile until the app's own labels are read."""
+    """Also for a usage that waits until the app's own labels are read."""
     own = api.parts.budgets.app_labels
     of = own.get
 
@@ -130,7 +130,7 @@ NEGOTIATED = LABELS.replace("format: anthropic,", "format: anthropic, price_sour
 
 async def test_a_label_never_falls_back_to_the_configurations_price_in_between(fleet: PriceFleet) -> None:
     before = await fleet.start_sidecar()
-    await fleet.clock.advance(CLAIM_TTL_SECONDS)  # in which nobody else reads the list, whatever he lacks
+    await fleet.clock.advance(CLAIM_TTL_SECONDS)  # until then no other process reads the list, whatever it lacks
     reads = len(fleet.server.reads)
     after = fleet.sidecar(MORE)
     after.inherit(before)

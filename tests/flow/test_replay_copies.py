@@ -35,7 +35,7 @@ def calls(crew: WorkerProcesses, number: int) -> None:
 
 
 def copied(lineup: SidecarSetup, name: str, *, elsewhere: bool = True) -> None:
-    """`elsewhere`: as on another machine, where nobody can see who holds the original."""
+    """`elsewhere`: as on another machine, where the lock on the original cannot be seen."""
     shutil.copytree(lineup.journal, lineup.folder / name)
     if elsewhere:
         (lineup.folder / name / "lock").unlink()
@@ -80,6 +80,6 @@ def test_replay_of_copy_is_refused_while_its_owner_lives_and_asks_where_nobody_c
     assert (done.returncode, done.stdout) == (1, "")
     assert "confirm it with --owner-is-dead" in done.stderr
     assert requests_in(lineup) == 0
-    assert price_keeper("replay", "here", folder=lineup.folder).returncode == 0  # nobody holds the original
+    assert price_keeper("replay", "here", folder=lineup.folder).returncode == 0  # the original is not locked
     assert price_keeper("replay", "there", "--owner-is-dead", folder=lineup.folder).returncode == 0
     assert requests_in(lineup) == 2

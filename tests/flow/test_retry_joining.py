@@ -1,4 +1,4 @@
-"""A call sent again is carried out once: whoever asks again gets what the first one gets, as far as it is kept."""
+"""A call sent again is carried out once: a retry gets the response of the first call, as far as it is kept."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def chunked(*parts: bytes) -> list[bytes]:
 
 
 class Stepwise:
-    """Upstream that sends one part of its answer each time it is told to."""
+    """Upstream that sends one part of its answer on each command."""
 
     def __init__(self, *parts: bytes) -> None:
         self._parts = parts
@@ -59,7 +59,7 @@ class Stepwise:
 
 @dataclass
 class Asking:
-    """Somebody who asks over one of the protocols, and can leave."""
+    """A caller over one of the protocols, which can disconnect."""
 
     client: RawConnection | Http2TestClient
 
@@ -350,7 +350,7 @@ async def test_upstream_waits_for_a_slow_reader_but_not_for_one_that_stands_stil
                 while len(through.taps[0].received) == seen:  # it reads after all
                     assert await stalled.reads()
             readers = readers_of(through)
-            for _ in range(10):  # at first it is seen to have read, which may be told late
+            for _ in range(10):  # at first it has read, which may be noticed late
                 if len(readers) == 3:
                     await wait_quietly()
                     await rig.pass_time(limits.MAX_STALL_SECONDS + 1)

@@ -144,7 +144,7 @@ async def test_ready_turns_with_the_store(engines: Engines, tmp_path: Path) -> N
             await asyncio.to_thread(until_ready, running.control)
 
 
-# Starting, and what else a process is told.
+# Starting, and signals to the process.
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
@@ -176,7 +176,7 @@ def test_a_start_that_hangs_can_be_watched_and_stopped(tmp_path: Path, stop: sig
             assert process.communicate() == ("", "")
         finally:
             process.kill()
-            # Whoever still reads from it comes to an end.
+            # so that a reader of it ends
             os.close(os.open(tmp_path / "never", os.O_RDWR | os.O_NONBLOCK))
 
 

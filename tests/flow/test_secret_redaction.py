@@ -190,7 +190,7 @@ def test_it_was_heard_and_told_of(played: Played) -> None:
     assert {200, 400, 401, 403, 404, 429} <= statuses
     log = played.places["log"].decode()
     assert "a response was cut or broken before it stated its usage" in log
-    assert "receiver.invalid:443" in log  # and no more of the webhook's address
+    assert "receiver.invalid:443" in log  # and nothing else of the webhook's address
     assert len(played.places["traces"]) > 5000
     assert b"price_keeper_" in played.places["/metrics"]
     assert ORG.encode() in played.places["file price-keeper.db"] + played.places["export"]
@@ -231,6 +231,6 @@ def test_no_refusal_repeats_what_was_sent(played: Played) -> None:
 
 def test_a_crash_would_leave_no_memory_on_a_disk(played: Played) -> None:
     if not played.core_limit:
-        pytest.skip("no /proc here, which tells of a process's limits")
+        pytest.skip("no /proc here, which has a process's limits")
     (line,) = [line for line in played.core_limit.splitlines() if line.startswith("Max core file size")]
     assert line.split()[4:6] == ["0", "0"]

@@ -113,7 +113,7 @@ async def test_readiness_says_so_for_a_while_or_until_there_are_others() -> None
             await rig.pass_time(module.REFUSAL_TTL_SECONDS)
             assert await reach.check() is None
             await asked(rig)
-            assert len(told(rig)) == 2  # it is said anew
+            assert len(told(rig)) == 2  # it is logged again
             reach.on_credentials_renewed()
             assert await reach.check() is None
 
@@ -138,7 +138,7 @@ async def test_one_place_that_says_nothing_keeps_readiness_from_nothing(monkeypa
 
 @on_both_loops
 async def test_one_place_that_is_away_says_nothing_of_those_that_nobody_has_tried() -> None:
-    """As it may be an app's own one, the first to be called, and who is not ready is called no more."""
+    """It may be an app's own endpoint, the first to be called, and a process that is not ready gets no more calls."""
     gone = closed_endpoint()
     async with upstream(reply_with(OK)) as server:
         through = ForwardingHandler(gone)
@@ -154,7 +154,7 @@ async def test_one_place_that_is_away_says_nothing_of_those_that_nobody_has_trie
 
 @on_both_loops
 async def test_one_place_that_does_not_know_our_keys_says_nothing_of_others() -> None:
-    """As those of a region that the account has not enabled."""
+    """Such as endpoints in a region that the account has not enabled."""
     async with (
         upstream(reply_with(refusal("UnrecognizedClientException"))) as other,
         upstream(reply_with(OK)) as server,
@@ -191,7 +191,7 @@ async def test_what_is_expired_is_so_everywhere() -> None:
 
 @on_both_loops
 async def test_of_a_place_that_is_an_apps_own_nothing_is_told_once_nobody_calls_it() -> None:
-    """It may be of use to nobody, and gone by now."""
+    """It may be of no use to any app, and deleted by now."""
     async with upstream(reply_with(OK)) as server:
         through = ForwardingHandler(closed_endpoint())
         async with open_forwarding_port(through) as rig:

@@ -1,4 +1,4 @@
-"""Callers that read slowly: who reads, be it ever so little, gets all of it; who reads nothing is cut in the end."""
+"""Callers that read slowly: a reader, however slow, gets everything; one that stops reading is cut in the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def flood(request: Request, responder: Responder) -> None:
 @pytest.mark.parametrize("more", [b"", b"connection: close\r\n"])
 @on_both_loops
 async def test_a_reader_that_stalls_is_cut_and_one_that_reads_is_not(size: int, more: bytes) -> None:
-    """Also when the answer is finished and its rest is no more than a buffer holds, which no event ever tells."""
+    """Also when the response is finished and its rest fits into a buffer, which causes no event."""
     async with open_port(flood, stalled_seconds=300, idle_seconds=75, write_buffer_bytes=64 * 1024) as rig:
         slow, stalled = [await rig.connect(receive_buffer=4096) for _ in range(2)]
         await eventually(lambda: rig.open_connections == 2)
@@ -83,7 +83,7 @@ async def test_who_says_no_more_and_reads_late_still_gets_what_he_asked_for_ahea
 
 
 class Waited:
-    """A flow that is told how long its reader has read nothing."""
+    """A flow that is notified how long its reader has read nothing."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -197,7 +197,7 @@ async def test_a_connection_that_is_read_slowly_is_not_cut() -> None:
 
 @on_both_loops
 async def test_who_stalls_at_the_end_of_the_last_answer_is_cut_too() -> None:
-    """Though there was more to write for a while, and then so little that no event tells of it."""
+    """Although there was more to write for a while, and then so little that no event follows."""
     async with open_port(streamed_flood, lingering_seconds=5, write_buffer_bytes=64 * 1024) as rig:
         client = await flooded(rig, b"/150000")
         await client.connection.send(GoAwayFrame(0).serialize())

@@ -154,7 +154,7 @@ async def test_hosts_that_are_names_or_addresses_are_taken(host: bytes) -> None:
 
 @on_both_loops
 async def test_what_goes_upstream_is_one_request_however_it_came() -> None:
-    """Framed anew: a length, and the bytes it counts, even if they look like a request."""
+    """With a length, and the bytes it counts, even if they look like a request."""
     through = ForwardingHandler()
     async with upstream(reply_with(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")) as server:
         through.set_targets(server.endpoint)

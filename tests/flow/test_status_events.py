@@ -1,5 +1,5 @@
 """The status page's events over real sockets: what changed comes by itself, however many listen it is found out once,
-and nobody who listens is in anybody's way."""
+and listeners do not affect each other."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_page_that_is_open_holds_up_no_drain(tmp_path: Path) -> None:
             while not stream.readline().startswith(b"data: "):
                 pass
             assert running.stop(signal.SIGTERM) == 0
-            assert b"event: end" in stream.read()  # it was told, and not cut off when the port waited no longer
+            assert b"event: end" in stream.read()  # it got the event, and was not cut off when the port stopped waiting
         assert running.errors == ""
         assert json.dumps(running.startup_output).count("/status") == 1
 
@@ -198,7 +198,7 @@ def test_what_grows_while_nobody_looks_is_known_as_well(tmp_path: Path) -> None:
         ask(SHOP, {"app_name": "shop"}, "PUT")
         usage = {"request_id": "one", "label": "premium", "input_tokens": 1000, "output_tokens": 0}
         ask(f"{SHOP}/usage", usage)
-        time.sleep(2.1)  # times are told in whole seconds
+        time.sleep(2.1)  # times have whole seconds
         told = ask(f"/status/board{IN_FULL}")
         points = told["course"].get("premium") or ask(f"/status/board{IN_FULL}")["course"]["premium"]
         assert points[0][1] == 3000

@@ -1,5 +1,5 @@
 """The status page over real sockets: what anybody may see of it, who gets in, what a foreign page cannot do, and that
-nobody is shown what is not his."""
+visitors see only their own data."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def test_an_administrator_signs_in_and_out(shop: ControlHarness) -> None:
     out = await browser.ask("DELETE", "/status/session")
     assert (out.status, out.body["is_signed_in"]) == (200, False)
     assert f"price-keeper-{port}=; Path=/; Max-Age=0" in out.headers["Set-Cookie"]
-    assert (await kept.ask("GET", "/status/board")).status == 401  # whoever kept the cookie
+    assert (await kept.ask("GET", "/status/board")).status == 401  # with the kept cookie
     assert (await browser.ask("DELETE", "/status/session")).status == 200
 
 
@@ -174,7 +174,7 @@ async def test_what_is_no_sign_in_is_told_what_one_is(api: ControlHarness, body:
 
 @pytest.mark.parametrize("name", ["secret", "client_secret", "refresh_token", "token"])
 async def test_a_secret_that_cannot_be_one_is_not_told_back(api: ControlHarness, name: str) -> None:
-    """The page would show it to whoever looks on."""
+    """The page would show it to bystanders."""
     path = {"secret": "/status/session", "client_secret": "/auth/token", "refresh_token": "/auth/refresh"}
     for mistyped in (ADMIN_KEY + "–", [ADMIN_KEY]):
         body = {"kind": "admin", name: mistyped} if name == "secret" else {name: mistyped}
@@ -198,7 +198,7 @@ async def test_whoever_shares_an_address_keeps_nobody_from_signing_in(tmp_path: 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
 async def test_a_cookie_that_is_none_goes_however_many_wrong_ones_were_shown(api: ControlHarness, method: str) -> None:
-    """Or its browser would be told nothing else, also by the time it has a good key to show."""
+    """Otherwise its browser would get nothing else, even once it has a valid key."""
     port = api.url.rpartition(":")[2]
     for _ in range(12):
         answer = await Browser(api, f"price-keeper-{port}=a.b.c").ask(method, "/status/session")
@@ -290,7 +290,7 @@ async def test_a_foreign_page_changes_and_reads_nothing(shop: ControlHarness) ->
             method, "/status/session", {"kind": "admin", "secret": ADMIN_KEY}, who=None, headers=told
         )
         assert (answer.status, "Set-Cookie" in answer.headers) == (403, False)
-    # Nobody is given leave to send the header from elsewhere, and nothing was done.
+    # No preflight allows the header from elsewhere, and nothing was done.
     leave = await shop.ask(
         "OPTIONS", "/status/session", who=None, headers=foreign | {"Access-Control-Request-Method": "POST"}
     )

@@ -1,4 +1,4 @@
-"""The store is away while real clients go on calling: nobody notices and nothing is lost, or they are told at once."""
+"""The store is away while real clients keep calling: no call fails and nothing is lost, or calls are refused."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_deleted_store_file_is_told_by_readiness_and_the_log(tmp_path: Path) -> 
 
 
 def test_deleted_store_file_is_logged_though_nobody_asks(tmp_path: Path) -> None:
-    """A process that nobody calls looks by itself."""
+    """A process without calls checks by itself."""
     (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text())
     with sidecar("serve", folder=tmp_path, **SERVED) as running:
         (tmp_path / "data" / "price-keeper.db").unlink()

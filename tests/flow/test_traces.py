@@ -328,7 +328,7 @@ async def test_a_share_is_sampled_and_callers_go_before_it() -> None:
         request = asked()
         await traced(request, nobody)
         assert counted(made)["made"] == 0
-        assert int(request.headers[b"traceparent"][-2:], 16) & 1 == 0  # nobody behind it samples either
+        assert int(request.headers[b"traceparent"][-2:], 16) & 1 == 0  # no service behind it samples either
         await traced(asked(traceparent=SAMPLED), nobody)
         assert counted(made)["made"] == 1
     async with stuck(sample_ratio=0.5) as (made, traced):

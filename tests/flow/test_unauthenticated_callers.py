@@ -1,4 +1,4 @@
-"""What somebody without a good token can take from those who have one: the whole data port, as it is composed."""
+"""What a caller without a valid token can take from those with one: the whole data port, as it is composed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def _connected(port: DataPort) -> AsyncIterator[RawConnection]:
 @pytest.mark.parametrize("shown", ["", "authorization: Bearer eyJhbGciOiJIUzI1NiJ9.e30.c2lnbmF0dXJl\r\n"])
 @pytest.mark.parametrize("framing", [f"content-length: {LARGE}", "transfer-encoding: chunked"])
 async def test_no_strangers_body_fills_the_room_for_requests(tmp_path: Path, shown: str, framing: str) -> None:
-    """It is told at its head, and what it has sent of its body is let go."""
+    """It is refused at its head, and its received body is released."""
     async with data_port(tmp_path) as port, _connected(port) as wire:
         await wire.send(f"{HEAD}{shown}{framing}\r\n\r\n".encode())
         assert "token" in read_error_message(await wire.answer(), 403, "AccessDeniedException")

@@ -1,4 +1,4 @@
-"""A sidecar with the default configuration, and callers whose org nobody has registered."""
+"""A sidecar with the default configuration, and callers whose org is not registered."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_call_of_an_unregistered_org_is_refused_and_served_once_the_org_is_put(i
     assert it.value("refusals_total", kind="unknown_org") == 1
     assert it.running.errors.count(f"org {org} is not registered; its calls are refused") == 1
     assert it.control("PUT", f"/api/v1/orgs/{org}", SETTINGS).status == 201
-    assert it.call(**shown).status == 200  # at once, where this process was told to put it
+    assert it.call(**shown).status == 200  # at once, in the process that got the request to put it
 
 
 def test_chat_completion_of_an_unregistered_org_is_refused_too(it: ObservedSidecar) -> None:

@@ -225,7 +225,7 @@ async def test_a_proxy_of_the_environment_is_not_used(server: Server, monkeypatc
 async def test_a_certificate_that_nobody_vouches_for_is_refused(server: Server) -> None:
     async with calling(server, tls=None) as webhook:
         assert (await webhook.send("id-1", BODY)).error == "its certificate is not trusted"
-    async with calling(server, server.url("alerts.example.com")) as webhook:  # trusted, but of somebody else
+    async with calling(server, server.url("alerts.example.com")) as webhook:  # trusted, but issued for another name
         assert (await webhook.send("id-1", BODY)).error == "its certificate is not trusted"
     assert server.got == []
 

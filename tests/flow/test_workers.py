@@ -207,7 +207,7 @@ def test_what_one_worker_alone_meets_stops_all(tmp_path: Path) -> None:
         lineup = build_setup(tmp_path, "http://127.0.0.1:9", WORKERS)
         refused = _refused(tmp_path, *lineup.options, PRICE_KEEPER__LISTEN__CONTROL=f"127.0.0.1:{port}")
     assert refused.stderr == f"price-keeper: cannot listen on 127.0.0.1:{port}: Address already in use\n"
-    with socket.socket() as again:  # nobody has the data port any more
+    with socket.socket() as again:  # no process has the data port any longer
         again.bind(("127.0.0.1", lineup.port))
 
 

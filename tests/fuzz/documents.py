@@ -1,4 +1,4 @@
-"""JSON out of a fuzzer's bytes: nearly what somebody would send, with names that come twice and odd spellings."""
+"""JSON from a fuzzer's bytes: nearly what clients send, with duplicate names and odd spellings."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Twice(Exception):
 
 
 def views(data: bytes) -> list[Any]:
-    """As it is to whoever takes the first of two members of one name, and to whoever takes the last.
+    """As read by parsers that keep the first of two members of one name, and by those that keep the last.
 
     Raises ValueError for what is no JSON in UTF-8, by the standard library.
     """

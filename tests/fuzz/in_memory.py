@@ -1,4 +1,4 @@
-"""Connections of the data port without sockets: what comes is given, what is answered is kept."""
+"""Connections of the data port without sockets: input is given, output is kept."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Wire(asyncio.Transport):
         self.is_reading = True
 
     async def hear(self, *data: bytes) -> None:
-        """As far as it is read: what comes behind a close, or while nobody reads, is not."""
+        """As far as it is read: data behind a close, or while reading is paused, is not."""
         for each in data:
             for _ in range(TURNS):
                 if self.is_reading or self.is_closed:

@@ -87,7 +87,7 @@ def _written(folder: Path, kept: list[bytes]) -> None:
 
 
 def is_by_hand(path: Path) -> bool:
-    """By their names: these say what they show, and stay."""
+    """Inputs with descriptive names: these stay."""
     return re.fullmatch(r"[0-9a-f]{16}", path.name) is None
 
 

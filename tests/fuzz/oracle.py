@@ -1,4 +1,4 @@
-"""How a target says that two readings differ: with both of them, as nobody rewrites its asserts."""
+"""How a target reports that two readings differ: with both of them, as pytest does not rewrite its asserts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where inputs lie: those worth keeping, those that an oracle has fallen over, and those of the present run."""
+"""Where inputs lie: kept ones, those that failed an oracle, and the present run's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 KEPT = HERE / "corpus"
-FOUND = HERE / "found"  # by a run; they stay, as tests of what was mended
+FOUND = HERE / "found"  # by a run; they stay, as regression tests
 AT_WORK = HERE.parents[1] / "build" / "fuzz" / "corpus"
 
 

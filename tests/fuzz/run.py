@@ -91,7 +91,7 @@ def _fuzzed(name: str, seconds: int) -> Came:
     came = came_of(name, time.monotonic() - began, said, code)
     came.found = tuple(path for path in inputs(found) if path not in known)
     if came.found and not came.trouble:
-        came.trouble = "it is so slow that libFuzzer tells of it"
+        came.trouble = "it is so slow that libFuzzer reports it"
     if not inputs(found):
         found.rmdir()
     print(came, flush=True)
@@ -99,7 +99,7 @@ def _fuzzed(name: str, seconds: int) -> Came:
 
 
 def _options(name: str, seconds: int) -> list[str]:
-    """Folders, of which the first is written to, and libFuzzer's own options."""
+    """Folders, the first of which is written to, and libFuzzer's own options."""
     words_of = AT_WORK / f"{name}.words"
     words_of.write_text("".join(f'"{_spelt(word)}"\n' for word in words(name) if word))
     return [

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as RFC 9112 spells it, forgiving no more than is said here: one reading of each message, or none.
+"""HTTP/1.1 as RFC 9112 spells it, tolerating only what is stated here: one reading of each message, or none.
 
 Slow and plain on purpose. What the product takes for a message has to be the same message here.
 """

@@ -1,4 +1,4 @@
-"""HTTP/2 as far as a request is told by its frames: no state of a connection, only what each stream has been sent.
+"""HTTP/2 as far as a request follows from its frames: no state of a connection, only what each stream has been sent.
 
 Of RFC 9113 it holds what a request may be made of (8.1 to 8.3), which is what smuggling between versions lives on.
 """
@@ -117,7 +117,7 @@ def _settings(payload: bytes) -> list[tuple[int, int]]:
 
 
 def mistakes(stream: Stream) -> list[str]:
-    """Why this is no request that could be told to another in one way only."""
+    """Why this request is ambiguous."""
     found: list[str] = []
     headers = stream.headers or []
     pseudo = [name for name, _ in headers if name.startswith(b":")]

@@ -105,7 +105,7 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
     "ids that are sent raw": ("paths", puts(operations, "encode_model_id", lambda id: id)),
     "every header": ("paths", puts(parse_call, "_BEDROCK_PREFIX", b"x-")),
     "names that come twice": ("control_bodies", puts(control_bodies, "_reject_duplicate_names", dict)),
-    "quotas that are nobody's": (
+    "quotas without a scope": (
         "control_bodies",
         puts(org_settings._Validator, "check_quotas_complete", lambda *_: None),
     ),

@@ -17,7 +17,7 @@ NOON = 1_795_003_200  # 2026-11-18 12:00 UTC
 ROW = {"serves": "premium", "active_label": "premium", "is_overridden": False, "is_stale": False}
 FIGURES = {"label": "premium", "quota_pct": 42, "mode": "NORMAL"}
 
-# A module, an expression with what it exports, and what comes of it.
+# A module, an expression with what it exports, and its value.
 CASES: list[tuple[str, str, Any]] = [
     ("format", "[0, '0', '1', '99', '100', 123456, 1234567, '1234567890000', '0.5'].map(usd)",
      ["$0.00", "$0.00", "<$0.0001", "<$0.0001", "$0.0001", "$0.1235", "$1.23", "$1,234,567.89", "<$0.0001"]),

@@ -1,4 +1,4 @@
-"""What somebody sees and does on the status page: a real Chromium before a process as `price-keeper dev` starts it."""
+"""What a user sees and does on the status page: a real Chromium with a process as `price-keeper dev` starts it."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_what_if_is_tried_and_applied(page: Page, observer: PageObserver, dev: S
     page.keyboard.press("Escape")
     expect(page.locator("#confirm")).to_be_hidden()
     assert asked(dev, "GET", DEMO) == before
-    # Asked, left and asked again in one turn, so that the browser tells of the first end after the second beginning.
+    # Asked, left and asked again in one turn, so that the browser reports the first end after the second beginning.
     again = "document.querySelector('#apply').click()"
     page.evaluate(f"(() => {{ {again}; document.querySelector('#confirm').close(); {again} }})()")
     page.click("#confirm-yes")
@@ -200,7 +200,7 @@ def test_an_override_is_set_and_cleared(page: Page, observer: PageObserver, dev:
     page.fill("#override-until", "2020-01-01T00:00")
     put_in_force("too late")
     expect_text(page, "#override-error", "over already")
-    complaints, observer.complaints = observer.complaints, []  # the browser tells of the refusal that was asked for
+    complaints, observer.complaints = observer.complaints, []  # the browser reports the refusal that was asked for
     assert complaints
     assert all("400" in each for each in complaints)
     assert_clean(observer, dev)

@@ -46,7 +46,7 @@ def test_a_bucket_gives_what_its_model_gives(burst: int, each_ms: int, steps: li
         assert (taken.wait_seconds == 0, taken.remaining) == (is_given, left)
         assert taken.limit == burst
         assert 0 <= taken.reset_seconds <= burst * each_ms / 1000
-        if not is_given:  # whoever waits so long gets one, and not a moment sooner
+        if not is_given:  # a caller that waits this long gets one, and not a moment sooner
             assert taken.wait_seconds * 1000 == pytest.approx(float((1 - models[who].level) * each_ms), abs=1e-5)
 
 

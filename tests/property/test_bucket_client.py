@@ -106,7 +106,7 @@ def _fills_up(write: Write) -> bool:
 
 
 def _taken(name: str, write: Write, before: dict[str, Any], after: dict[str, Any]) -> tuple[int, int]:
-    """By how much less is there than the exact bucket would have had, had nobody taken anything; whole and in parts."""
+    """How much less the bucket holds than the exact one without any take would; whole and in parts."""
     tokens, rem, period, capacity = (after[f"{name}_{each}"] for each in ("tk", "rem", "rp", "cp"))
     if f"{name}_tk" not in before:
         return int(capacity - tokens), 0
@@ -206,7 +206,7 @@ class World:
         assert all(grant.taken[name] >= need for name, need in needs.items())
         for (_, name), taken in step.taken.items():
             if grant.writes <= 3:
-                assert taken == grant.taken.get(name, 0), "what was taken is what is gone, to the thousandth"
+                assert taken == grant.taken.get(name, 0), "what was taken is what is missing, to the thousandth"
             assert taken >= grant.taken.get(name, 0)
         self.events.append(Event(self.now.ms, dict(grant.taken)))
         self.held[who].update(grant.taken)
@@ -278,7 +278,7 @@ def test_nor_is_anything_lost_or_told_twice_by_an_engine(engines: Engines, engin
 async def test_as_much_as_there_is_is_let_through_to_the_last_token(
     engine: str, engines: Engines, tmp_path: Path
 ) -> None:
-    """Many at once, by several processes' ways to the store, and one limit that is refilled by nobody."""
+    """Many at once, by several processes' ways to the store, and one limit that is never refilled."""
     org, now, clock = (
         bucket(RateLimit("rpm", 40_000, 0, 1), RateLimit("tpm", 10**9, 5, 3)),
         StoreTimeStub(),
@@ -309,7 +309,7 @@ async def test_as_much_as_there_is_is_let_through_to_the_last_token(
 
 
 def _bounded(events: list[Event], limit: RateLimit) -> None:
-    """Over any time: what fits, what comes in, a second's refill; clocks that are apart add what they are apart."""
+    """Over any time: what fits, what comes in, a second's refill; clock skew adds its size."""
     for first in range(len(events)):
         taken = back = 0
         for event in events[first:]:

@@ -35,13 +35,13 @@ THERE = f"""
 "path.org" = "{ORG}"
 "path.app" = "shop"
 """
-# What goes on until somebody ends it is looked at in test_status_events.
+# Streams that have no end are tested in test_status_events.
 LASTING = """
 [[operations]]
 include-path = "/status/events"
 enabled = false
 """
-# What is wrong may also be too long, which is told first.
+# Wrong input may also be too long, which is reported first.
 REJECTED = """
 [checks]
 negative_data_rejection.expected-statuses = [400, 401, 403, 404, 405, 409, 412, 413, 415, 429]

@@ -195,7 +195,7 @@ wishes = st.builds(
 
 
 def answered(path: str, body: bytes, wished: FaultSpec, times: int = 1) -> SimulatedResponse:
-    """The last of several answers, that of the first having written what the others read from the cache."""
+    """The last of several answers, when the first wrote what the others read from the cache."""
     route = find_route("POST", path)
     assert route is not None
     service = Service(ManualClock(), "us-east-1", min_cache_tokens=20)

@@ -85,7 +85,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(number=SIDECARS, seconds=st.sampled_from((0.5, 7.0, 70.0, 1200.0)))
     def pass_time(self, number: int, seconds: float) -> None:
-        """With ticks, of which there are some each second: so what is idle goes back."""
+        """With several ticks a second, so idle money is returned."""
         self._do(number, "tick")
         self._run(self.clock.advance(seconds))
         self._do(number, "tick")

@@ -27,7 +27,7 @@ SCOPES = ("ORG#a", "ORG#b", "ORG#c")
 
 
 class Watched:
-    """A budget that keeps what it is told."""
+    """A budget that keeps what is reported to it."""
 
     def __init__(self) -> None:
         self.in_flight = 0
@@ -74,7 +74,7 @@ class Machine(RuleBasedStateMachine):
         self.disk = Disk()
         self.patches = ExitStack()
         self.patches.enter_context(mock.patch("os.pwrite", self.disk.write))
-        self.patches.enter_context(mock.patch("os.fsync"))  # nobody pulls a plug here
+        self.patches.enter_context(mock.patch("os.fsync"))  # no power cut here
         self.patches.enter_context(mock.patch("price_keeper.ledger.segment.MAX_ROOM_BYTES", room_taken))
         self.calls = count()
         self.chance = count(1)
@@ -199,7 +199,7 @@ class Machine(RuleBasedStateMachine):
         assert max(self.counted.values(), default=0) <= 1
 
     def _check(self) -> None:
-        """What is left is flushed by the next process; what nobody had told the end of is estimated."""
+        """The next process flushes what is left; calls without a receipt are estimated."""
         self.journal.retry_unwritten()
         lost = self.lost | {self.call_of[number] for number in self.journal._open}
         self.die(0, 0)

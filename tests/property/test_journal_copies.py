@@ -1,6 +1,6 @@
 """Copies of a journal are replayed in any order, while its process lives and after it died: each call counts once.
 
-A copy is what a snapshot of the disk has: some lines of each segment, and calls that were under way then. Whoever comes
+A copy is what a snapshot of the disk has: some lines of each segment, and calls in flight then. The process that comes
 first counts those as estimated; they stay so.
 """
 
@@ -36,7 +36,7 @@ from tests.support.memory_store import MemoryStore
 
 ORG = "550e8400-e29b-41d4-a716-446655440000"
 DAY = "DAY#20261118"
-COSTS, GUESS = 10**6, 10**12  # pico-dollars: a call's cost is told from its estimate by its size
+COSTS, GUESS = 10**6, 10**12  # pico-dollars: the size tells a call's cost from its estimate
 FAULTS = st.lists(st.sampled_from(("", "", "before", "after")), max_size=4)
 
 
@@ -146,7 +146,7 @@ class Machine(RuleBasedStateMachine):
         self.under_way = {}
         self._opened(recover(self.folder).sealed)
 
-    # What becomes of copies.
+    # Replays of copies.
 
     @rule()
     def copy(self) -> None:
@@ -167,7 +167,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.copies)
     @rule(which=st.integers(0, 10**6))
     def copy_has_newer_segments(self, which: int) -> None:
-        """Beside older states of those before, as a disk has them of which not all was synced."""
+        """Beside older states of earlier ones, as on a disk where not everything was synced."""
         path = self._copy(which)
         for each in self.folder.glob(f"*{SEGMENT_SUFFIX}"):
             if not (path / each.name).exists() and each.stem > max((one.stem for one in path.iterdir()), default=""):

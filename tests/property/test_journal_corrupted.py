@@ -96,7 +96,7 @@ class Spoilt(Machine):
 
     @rule(room=st.integers(0, 400), kills=st.lists(st.booleans(), max_size=4))
     def start_on_a_full_disk(self, room: int, kills: list[bool]) -> None:
-        """What cannot be sealed is sent as it is, the oldest first, perhaps by one that is killed before it is gone."""
+        """Segments that cannot be sealed are sent as they are, oldest first, perhaps by a process killed on the way."""
         self.lost |= {self.call_of[number] for number in self.journal._open}
         self.journal._segment.close()
         self.under_way, self.call_of = [], {}

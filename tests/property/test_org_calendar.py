@@ -94,7 +94,7 @@ def model_span(period: Period, at: int, zone: ZoneInfo) -> PeriodSpan:
 
 
 def test_the_model_agrees_with_a_walk_over_every_second():
-    """St. John's falls back over midnight, so that the local date goes on, back, and on again."""
+    """St. John's falls back over midnight: the local date goes forward, back, and forward again."""
     zone = ZoneInfo("America/St_Johns")
     around = utc(2010, 11, 7, 2, 30)
     model = Model(zone, around)
@@ -196,7 +196,7 @@ BY_HAND = {
     "Havana, autumn": ("America/Havana", "20241103", 1_730_606_400, 1_730_696_400),  # 3rd 04:00, 4th 05:00
     # From 24:00 back to 23:00: the day before is the longer one.
     "Beirut, autumn": ("Asia/Beirut", "20241026", 1_729_890_000, 1_729_980_000),  # 25th 21:00, 26th 22:00
-    # From 00:01 back to 23:01: the new day has begun and goes on.
+    # From 00:01 back to 23:01: the new day has begun and continues.
     "St. John's, before": ("America/St_Johns", "20101106", 1_289_010_600, 1_289_097_000),  # 02:30, 02:30
     "St. John's, after": ("America/St_Johns", "20101107", 1_289_097_000, 1_289_187_000),  # 02:30, 8th 03:30
     # A day was left out to move across the date line.

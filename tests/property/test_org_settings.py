@@ -216,7 +216,7 @@ async def test_a_changed_zone_period_or_scope_turns_as_in_the_model(start: int, 
 
 
 def _check_who_reads_late(before: Item, after: Item, now: float) -> None:
-    """Whoever reads the change only after a while has gone by the same settings until then."""
+    """A reader that sees the change only after a while has followed the same settings until then."""
     for at in (now, now + CHANGE_LEAD_SECONDS / 2, now + CHANGE_LEAD_SECONDS - 0.01):
         assert trio_of(before, at) == trio_of(after, at)
 

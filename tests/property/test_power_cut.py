@@ -33,7 +33,7 @@ class Platter:
         self._folder = folder
         self._names: set[str] = set()  # as last synced
         self._contents: dict[str, bytes] = {}  # no name is ever used again
-        self._removed: dict[str, bytes] = {}  # and what they held
+        self._removed: dict[str, bytes] = {}  # with their content
 
     def fsync(self, file: int) -> None:
         FSYNC(file)
@@ -134,7 +134,7 @@ class Powered(Machine):
     @rule(cut=st.integers(0, 9), dies_again=st.integers(0, 3))
     def die(self, cut: int, dies_again: int) -> None:
         super().die(cut, dies_again)
-        self.loose.clear()  # whoever comes next makes sure of all that it finds
+        self.loose.clear()  # the next process syncs everything that it finds
 
     @rule(seed=st.integers(0, 10**9))
     def lose_power(self, seed: int) -> None:

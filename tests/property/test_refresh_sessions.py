@@ -32,7 +32,7 @@ HOUR, WEEK = 3600, 7 * 86_400
 
 @dataclass
 class Known:
-    """One session, as somebody with paper and pencil would keep it."""
+    """One session of the plain model."""
 
     sid: str
     refresh: str

@@ -233,7 +233,7 @@ def test_every_answer_reaches_its_caller_byte_for_byte(loop: str) -> None:
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_also_when_a_caller_reads_by_fits_and_starts(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then upstream is paused and goes on again at places that chance decides."""
+    """Upstream is then paused and resumed at random places."""
     chance = random.Random(11)
     reads = RawConnection.read_more
 

@@ -1,4 +1,4 @@
-"""Whatever bytes come to the data port, it stays up, says nothing wrong, and lets go of whoever sent them."""
+"""Whatever bytes come to the data port, it stays up, answers correctly and releases the connection."""
 
 from __future__ import annotations
 

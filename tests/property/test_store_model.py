@@ -1,6 +1,6 @@
 """The engines against a plain model: the same random operations, one after another and several at once.
 
-The model knows nothing of the engines' code: a condition is a pair, what the store is told and a Python predicate that
+The model knows nothing of the engines' code: a condition is a pair, the store's condition and a Python predicate that
 says the same. Operations sent at once must have the answers and the end that some order of them would have, one by one.
 """
 
@@ -113,7 +113,7 @@ CONDITIONS = st.one_of(
 
 @dataclass(frozen=True)
 class Step:
-    """One write, or those of a transaction."""
+    """One write, or all writes of a transaction."""
 
     kind: str
     place: str = ""
@@ -140,7 +140,7 @@ def _value(name: str, values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 def _steps(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Step]:
-    """`values` are those of the odd attribute, the others being numbers."""
+    """`values` belong to the odd attribute; the others are numbers."""
     items = st.fixed_dictionaries({}, optional={name: _value(name, values) for name in ("a", "b", ODD)})
     single = st.one_of(
         st.builds(Step, st.just("put"), PLACES, CONDITIONS, items),

@@ -1,4 +1,4 @@
-"""Usages told of in batches, with repeats, mistakes and a store that fails: each counts once, as if told by itself."""
+"""Usage submitted in batches, with repeats, mistakes and a store that fails: each counts once, as if sent alone."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Failing(MemoryStore):
 
 
 def charged(number: int, tokens: int = 1, counters: Sequence[Counter] = COUNTERS[:1]) -> ChargedSubmission:
-    """Whoever tells of other tokens under the same number is mistaken."""
+    """A different usage under the same request id is a mistake."""
     about = {"label": counters[0].label, "day": "2026-11-18", "cost_usd_micros": tokens}
     counts = UsageCounts(requests=1, input_tokens=tokens, pico=tokens * 10**6)
     digest = f"{tokens} for {[counter.label for counter in counters]}"
@@ -103,7 +103,7 @@ async def _counts_once(batches: list[list[ChargedSubmission]], failures: list[St
     submissions, told = SubmissionRecorder(store, clock), list(batches)
     outcomes = await asyncio.gather(*(submissions.submit_all(batch) for batch in told))
     store.failures = []
-    again = [await submissions.submit_all(batch) for batch in told]  # as whoever got no answer does
+    again = [await submissions.submit_all(batch) for batch in told]  # as a client does that got no answer
     first: dict[str, ChargedSubmission] = {}
     for batch, found, repeated in zip(told, outcomes, again, strict=True):
         for each, outcome, answer in zip(batch, found, repeated, strict=True):
@@ -114,7 +114,7 @@ async def _counts_once(batches: list[list[ChargedSubmission]], failures: list[St
                 assert isinstance(answer, RequestIdConflict)
                 assert not isinstance(outcome, tuple), "what was counted is not refused later"
     news = [each[0].request_id for run in (outcomes, again) for each in _new(told, run)]
-    assert len(news) == len(set(news)), "nobody else is told that he was the first"
+    assert len(news) == len(set(news)), "only one client is answered as the first"
     for counter in COUNTERS:
         wanted = [what.counts for what, counters in first.values() if counter in counters]
         sums = await sum_shards(store, counter)

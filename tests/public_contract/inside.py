@@ -95,7 +95,7 @@ def _all(kind: type) -> Iterator[Any]:
 
 
 def metrics() -> dict[str, str]:
-    """Those that nobody has measured yet, too."""
+    """Including those without a measurement."""
     return {metric.name: metric.kind for metric in ALL_METRICS}
 
 

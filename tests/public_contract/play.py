@@ -190,7 +190,7 @@ def _outputs(folder: Path, it: ObservedSidecar) -> dict[str, Any]:
 
 
 def die(it: ObservedSidecar, bedrock: BedrockProcess, folder: Path) -> None:
-    """With calls under way, while nobody else may write to the store: nothing is flushed, and some are carried."""
+    """With calls in flight, while the store is locked: nothing is flushed, and some calls are carried."""
     shown = (token(), token(), token("shadow"), token("shop", answers.HARD))
     calls = [threading.Thread(target=_called, args=(it, each)) for each in shown]
     bedrock.plan(always={"latency_ms": 1000 * SECONDS})

@@ -1,4 +1,4 @@
-"""What values look like, without what they say: names and types; what differs from run to run is left out."""
+"""The form of values without their content: names and types; what differs from run to run is left out."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from price_keeper.upstream.forwarder import Forwarder
 
 from tests.sim.truth import Truth
 
-# What becomes of a call at Bedrock. In all but the first two it may have been carried out.
+# Outcomes of a call at Bedrock. In all but the first two it may have been carried out.
 WAYS = ("whole", "throttled", "wrong", "cut", "silent", "slow")
 JSON: Header = (b"content-type", b"application/json")
 STREAM: Header = (b"content-type", b"application/vnd.amazon.eventstream")
@@ -141,7 +141,7 @@ class Connection:
 
 class Pool:
     def __init__(self, bedrock: Bedrock, owes: Callable[[], bool]) -> None:
-        """`owes`: the disk would not take all that is to be written."""
+        """`owes`: the disk would not take all the lines to be written."""
         self.bedrock, self.owes = bedrock, owes
         self.standing_by: list[Connection] = []
 

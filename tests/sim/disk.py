@@ -42,7 +42,7 @@ class Disk:
         return self.dies_in < 0
 
     def bury(self) -> None:
-        """What the system does for one that is no more."""
+        """What the system does for a process that has died."""
         for each in self.segments:
             if each._window is not None:
                 each._window.close()

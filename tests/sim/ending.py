@@ -209,7 +209,7 @@ class Ending:
         self.world.check()
 
     def _holds_are_closed(self) -> None:
-        """What nobody spent is in the bucket again."""
+        """Unspent money is in the bucket again."""
         out: dict[lease_rows.HardBudgetKey, int] = {}
         for key, item in self.world.store.items.items():
             if key.table != "rate-buckets" or not key.sk.startswith("HOLD#"):

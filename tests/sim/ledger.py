@@ -13,7 +13,7 @@ from price_keeper.rates.token_bucket import MILLI
 
 from tests.support.rate_limit_fleet import RecordingBucketClient
 
-# The refill of a second, and of how far the processes' ideas of the store's time are apart: whole seconds are told.
+# One second's refill, and the difference between processes' ideas of the store's time, in whole seconds.
 SECONDS_BEYOND = 1.0 + 1.2
 NEVER = 1e18
 

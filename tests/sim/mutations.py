@@ -33,7 +33,7 @@ from tests.sim.play import Outcome, played
 
 
 class Mistake(NamedTuple):
-    """In what is to be replaced, of what; in which worlds that shows, and from which seed on it was soon found."""
+    """Where the mutation goes, what it replaces, in which worlds it shows, and from which seed it was soon found."""
 
     place: Any
     name: str
@@ -113,7 +113,7 @@ def _without_number(*arguments: Any) -> list[Any]:
 
 
 async def _by_time_out(purse: Any) -> None:
-    """What nobody has called for of late goes back, also what calls under way may still cost."""
+    """Idle leases are returned, including what calls in flight may still cost."""
     if purse.in_flight and purse._clock.monotonic() - purse._used_at >= IDLE_SECONDS:
         async with purse._writing:
             await purse._release(purse.free + purse.in_flight)

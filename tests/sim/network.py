@@ -26,7 +26,7 @@ WRITES = frozenset({"put", "update", "delete", "transact"})
 LATEST_SECONDS = 240.0  # that something which was sent is still on its way: a token is remembered for longer
 STALE_TABLES = frozenset({"daily-total"})  # whose reads need not be consistent
 
-# What becomes of one request. The first three did nothing; after the others nobody knows, or nothing is wrong.
+# Outcomes of one request. The first three did nothing; after the others the outcome is unknown, or all is well.
 WRITTEN = ("sticky-state", "daily-total", "request-dedup", "rate-buckets")  # tables, of a transaction the first
 FAULTS = ("refused", "throttled", "conflict", "lost", "unheard", "late", "slow", "twice")
 
@@ -37,7 +37,7 @@ def at_once(work: Coroutine[Any, Any, Any]) -> Any:
         work.send(None)
     except StopIteration as over:
         return over.value
-    raise AssertionError("a store in memory waits for nobody")
+    raise AssertionError("a store in memory never waits")
 
 
 class SharedStore(MemoryStore):
@@ -106,7 +106,7 @@ class Wire:
         wall: Callable[[], float] = lambda: 0.0,
         clock: Clock | None = None,
     ) -> None:
-        """`wall` is the store's own time, `clock` that of a process that is to be held to what it reads."""
+        """`wall` is the store's own time, `clock` the clock of a process that must follow what it reads."""
         self.owner = owner
         self.store = store
         self._truth, self._world, self._weather = truth, world, weather

@@ -45,7 +45,7 @@ class Outcome:
 
 @contextmanager
 def stage() -> Iterator[Path]:
-    """For any number of seeds: a folder, in memory where there is such a place; nothing is said or collected meanwhile.
+    """For any number of seeds: a folder, in memory where there is such a place; nothing is logged or garbage-collected.
     To be had in a process of its own, which has the disks of all others on it."""
     in_memory = Path("/dev/shm")
     logging.disable(logging.CRITICAL)

@@ -16,7 +16,7 @@ from typing import Any
 from tests.sim.mutations import MISTAKES, seeds_until_found
 from tests.sim.play import Outcome, played, stage
 
-CHUNK = 25  # seeds, after which a process ends: it is let go with all it holds, which is quicker than to tidy up
+CHUNK = 25  # seeds, after which a process ends: dropping it with all it holds is quicker than tidying up
 SHOWN = 5  # failures
 
 
@@ -30,7 +30,7 @@ def play_some(seeds: list[int], focus: str | None, over: float) -> list[Outcome]
 
 
 def play_many(chunks: Iterator[list[int]], focus: str | None, seconds: float, cores: int) -> Iterator[Outcome]:
-    """Until there are no more seeds or the time is over."""
+    """Until the seeds or the time are used up."""
     over, under_way = time.monotonic() + seconds, deque[Any]()
     with multiprocessing.get_context("fork").Pool(cores, maxtasksperchild=1) as pool:
         while True:

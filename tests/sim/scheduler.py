@@ -1,7 +1,7 @@
 """Simulated time for many processes: each has an event loop of its own, and all take their turns in one order.
 
 A process that is killed never takes another turn, so nothing of it is cleaned up. One that is stopped takes its turns
-when it goes on. What depends on where things lie in memory, as the order of a set of tasks, goes by numbers here.
+when it continues. What depends on where things lie in memory, as the order of a set of tasks, goes by numbers here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TICK: Final = 1e-6
 
 
 class Killed(BaseException):
-    """The process is no more. `is_whole`: what it was just writing is all there."""
+    """The process is dead. `is_whole`: what it was just writing is complete."""
 
     def __init__(self, *, is_whole: bool = False) -> None:
         super().__init__()

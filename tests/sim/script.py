@@ -79,7 +79,7 @@ class Script:
         }
 
     def _of_snapshots(self) -> dict[str, tuple[int, Callable[[], object]]]:
-        """In some worlds alone: whoever counts twice what a copy brought, until he flushes, keeps fewer promises."""
+        """In some worlds only: a process that counts a copy twice until it flushes keeps fewer promises."""
         return {
             "a snapshot": (6, self._takes_snapshot),
             "a replay of a snapshot": (6, self._replays_snapshot),
@@ -252,7 +252,7 @@ class Script:
 
     def _meets_at_a_write(self) -> None:
         table, fault = self.chance.choice(network.WRITTEN), self.chance.choice(network.FAULTS)
-        if self.setup.focus == "sticky":  # which is seldom written, and may go back only by what comes late
+        if self.setup.focus == "sticky":  # which is seldom written, and may go back only by late writes
             table, fault = "sticky-state", self.chance.choice(("late", "twice"))
         self._machine().weather.aimed[table] = fault
         self.world.troubled()
@@ -331,7 +331,7 @@ class Script:
         return find_span(Period(self.setup.period), self.world.wall(), load_zone(self.setup.zone))
 
     def _replays(self) -> object:
-        """The disk of one that is no more is found, copied, and brought to the store elsewhere as well."""
+        """The disk of a dead process is found, copied, and replayed elsewhere as well."""
         dead = [each for each in self.world.machines if each.life is not None and each.life.is_dead]
         if not dead:
             return False
@@ -350,7 +350,7 @@ class Script:
         return True
 
     def _replays_snapshot(self) -> object:
-        """However old it is by now. Nobody can say that its process spends no more, so nothing is given back."""
+        """However old it is by now. Its process may still spend, so nothing is returned."""
         if not self.snapshots:
             return False
         machine, folder = self.chance.choice(self.snapshots)

@@ -58,7 +58,7 @@ class Setup:
 def setup_of(seed: int, focus: str | None = None) -> Setup:
     chance = random.Random(f"{seed} of the simulator")
     drawn = chance.choice(FOCUSES)
-    focus = focus or drawn  # also when it is the one that is asked for, or a failure would be told with another world
+    focus = focus or drawn  # also when it is the requested one, or a failure would be reported with another world
     some = chance.choice
     zone, period = some(ZONES), some(("day", "day", "day", "week", "month"))
     is_calm = focus == "calm"

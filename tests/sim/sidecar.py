@@ -232,7 +232,7 @@ class Life:
         return replace(self.world.config, journal=journal, aggregator=totals, on_store_down=setup.on_store_down)
 
     async def _drained(self) -> None:
-        """Nobody new is let in; calls under way have some time."""
+        """No new calls are accepted; calls in flight have some time."""
         self.is_stopping = True
         for _ in range(int(DRAIN_SECONDS)):
             if not self.calls:

@@ -15,7 +15,7 @@ from tests.support.effort import seeds
 
 ROOT = Path(__file__).parents[2]
 SEEDS = seeds(40)
-# By focus, if one was asked for: each broke a statement before what it showed was mended.
+# By focus, if one was requested: each broke an invariant before its bug was fixed.
 KEPT = {"": ("83", "632", "754", "1089", "1405", "401234"), "sticky": ("61571", "81899")}
 SOON = 40  # seeds in which a mistake is found at the latest; most are in the first few
 

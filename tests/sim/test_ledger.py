@@ -7,7 +7,7 @@ from tests.sim.setup import setup_of
 
 
 def bucket() -> Ledger:
-    """Of four and one more every five seconds, of which all has just been let through."""
+    """Of four and one more every five seconds, all of which were just let through."""
     ledger = Ledger(capacity=4.0, rate=0.2)
     ledger.passes(4.0 + SECONDS_BEYOND * 0.2, 0.0, now=100.0)
     return ledger

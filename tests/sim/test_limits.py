@@ -141,7 +141,7 @@ def test_nothing_is_held_for_long_by_who_is_idle() -> None:
     async def work(fleet: RateLimitedFleet) -> None:
         await fleet.warm_up()
         for sidecar in fleet.sidecars:
-            sidecar.starts += 1  # and no more calls
+            sidecar.starts += 1  # and no further calls
         assert any(sidecar.held for sidecar in fleet.sidecars)
         await asyncio.sleep(IDLE_SECONDS + 2)
         assert all(sidecar.held == 0 for sidecar in fleet.sidecars)
@@ -163,7 +163,7 @@ def _without_refill(fleet: RateLimitedFleet) -> None:
 
 
 def _books(fleet: RateLimitedFleet) -> dict[str, tuple[int, int]]:
-    """By limit: what is gone from the app's bucket, and what was told to have been used."""
+    """By limit: what was taken from the app's bucket, and what was reported as used."""
     (bucket, _) = fleet.buckets
     item = fleet.store.memory.items[bucket.key]
     return {

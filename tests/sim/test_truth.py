@@ -59,7 +59,7 @@ def test_move_past_spent_labels_is_right(truth: Truth, reader: Reader) -> None:
 
 
 def test_quota_read_for_another_purpose_during_a_look_does_not_count(truth: Truth, reader: Reader) -> None:
-    """Rate limits read the same items. What they read is not known to a look that had its settings before."""
+    """Rate limits read the same items. A refresh that had its settings before does not know of that read."""
     reader.heard([OF_ORG, OF_APP], [settings(**RAISED), None])
     truth.moves(reader, moved("standard", "economy"))
     assert truth.violations == []

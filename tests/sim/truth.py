@@ -43,7 +43,7 @@ class Name(NamedTuple):
 
 
 class Noted(NamedTuple):
-    """Settings of an org or an app, as somebody has read them."""
+    """Settings of an org or an app, as a process has read them."""
 
     key: Key
     enforcement: str
@@ -69,7 +69,7 @@ def name_of(key: Key) -> Name:
 
 @dataclass
 class Flushed:
-    """What came into the store of one counter, and after each flush: the sum, and that of each process."""
+    """What the store received for one counter, and after each flush: the sum, and each process's part."""
 
     pico: int = 0
     requests: int = 0
@@ -108,7 +108,7 @@ class Truth:
         self.now, self.zones = now, zones
         self.violations: list[str] = []
         self.checks: Sums[str] = Sums()
-        self.counted: Sums[tuple[str, Name]] = Sums()  # pico-dollars that a budget was told of, by whom
+        self.counted: Sums[tuple[str, Name]] = Sums()  # pico-dollars that a budget was notified of, by process
         self.pico: Sums[Name] = Sums()
         self.requests: Sums[Name] = Sums()
         self.known_pico = 0  # what Bedrock told and was written down
@@ -126,7 +126,7 @@ class Truth:
         self.late: list[tuple[Any, Callable[[bool], None]]] = []  # what was sent, and has not arrived for long
         self._spans: dict[str, list[PeriodSpan]] = {}
         self.has_replayed_snapshot = (
-            False  # so that somebody may count twice what the store has of him, until he flushes
+            False  # so that a process may count twice what the store has of it, until he flushes
         )
         self.lives: dict[str, Any] = {}  # by segment
         self._ended: dict[tuple[int, int], tuple[Intent, int, bool]] = {}  # what calls came to, by life and number
@@ -155,7 +155,7 @@ class Truth:
 
     def _covers(self, counter: Any, intent: Intent) -> bool:
         spans = self._spans.get(counter.budget_period)
-        if spans is None:  # by the org's own zone, or that of the defaults while nobody knows the org's
+        if spans is None:  # by the org's own zone, or the default one while the org's is unknown
             spans = self._spans[counter.budget_period] = [
                 parse_span_key(counter.budget_period, zone) for zone in self.zones
             ]
@@ -170,7 +170,7 @@ class Truth:
         self._ends(life, number, intent, 0 if counts is None else counts.pico, counts is not None)
 
     def dies(self, life: Any) -> None:
-        """What nobody was told the end of counts as it was taken for."""
+        """A call without a known end counts as it was estimated."""
         for number in tuple(life.under_way):
             intent = life.under_way.pop(number)
             self._ends(life, number, intent, intent.pico, True)
@@ -261,7 +261,7 @@ class Truth:
 
     def moves(self, reader: Reader, update: Update) -> None:
         """An update of sticky state, checked when it is sent: each label that it leaves is spent by the quotas that its
-        own look read. What the process reads for another purpose meanwhile, for rate limits say, changes nothing."""
+        own look read. What the process reads for another purpose, such as rate limits, changes nothing."""
         left = update.set.get("previous_model_label")
         if update.key.table != STICKY or left is None:
             return

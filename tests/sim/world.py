@@ -32,7 +32,7 @@ from tests.sim.setup import LABELS, ORG, Setup
 from tests.sim.sidecar import Life, Sidecar
 from tests.sim.truth import Truth, Violation
 
-RECENT = 60  # lines of the trace that are told with a failure
+RECENT = 60  # lines of the trace that are printed with a failure
 
 
 @dataclass

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--seed", default=str(random.randrange(10**6)), help="of the load and of all that goes wrong")
-    parser.add_argument("--output", type=Path, help="where the figures go; those of an hour to docs/reliability")
+    parser.add_argument("--output", type=Path, help="where the figures go; figures of an hour go to docs/reliability")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave journals, logs and books there, to look at")
     asked = parser.parse_args(arguments)
     os.environ |= TEST_CREDENTIALS

@@ -1,4 +1,4 @@
-"""What goes on at the control ports, and beside the calls: settings are read and written, usage is told, tokens are
+"""What goes on at the control ports, and beside the calls: settings are read and written, usage submitted, tokens are
 fetched, status pages listen, and strangers try their luck."""
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Administrators:
         self.broken = 0
         self.troubles: list[str] = []
         self.silent_shown_out = self.silent_left_alone = 0
-        self.events = 0  # that status pages were told
-        self.told_usd_micros = Decimal()  # of usage that others told of: what the answers said that it came to
+        self.events = 0  # received by status pages
+        self.told_usd_micros = Decimal()  # of submitted usage: the cost stated by the answers
         self.zones: dict[str, str] = {}  # of orgs
         self.credentials = ""  # of an app's client
         self._members = members
@@ -130,7 +130,7 @@ class Administrators:
             await answer.read()
 
     async def _tell_usage(self, _: Member) -> None:
-        """Again and again under one name until somebody says that it counts, wherever that is."""
+        """Again and again under one name until an answer confirms that it counts, wherever that is."""
         self._usages += 1
         usage = {
             "request_id": f"{self._seed}-{self._usages}",
@@ -150,7 +150,7 @@ class Administrators:
                     return
                 assert status in (429, 500, 503), (status, told)
             await asyncio.sleep(PAUSE_SECONDS)
-        raise AssertionError("usage could not be told")
+        raise AssertionError("usage could not be submitted")
 
     async def _fetch_credentials(self, member: Member) -> None:
         shown = {"Authorization": self.credentials}

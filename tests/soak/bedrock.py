@@ -27,7 +27,7 @@ TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_5m_
 
 
 class Ran(NamedTuple):
-    """A call that used something: what it is to be paid for."""
+    """A call that used something: what it costs."""
 
     request: str
     invocation: str

@@ -112,7 +112,7 @@ class Books:
                 wrong.append(f"{request} of {sidecar}: {scope} {label} {period}, {scopes} scopes{held}")
         self._verdict.none("calls on another day, or paid otherwise, than their org says", wrong)
 
-    # Those of which it never came to be known.
+    # Those without a known outcome.
 
     def explain_estimates(self) -> None:
         verdict = self._verdict

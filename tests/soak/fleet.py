@@ -119,13 +119,13 @@ class Member:
         self.history.append(InForce(version, sent, time.time()))
 
     async def reload_spoilt(self) -> None:
-        """It goes on as before."""
+        """It continues as before."""
         self.write_config("labels: {premium: {}}\n")
         await self._hang_up("configuration rejected", 1)
         self.write_config()
 
     async def _hang_up(self, told: str, times: int) -> None:
-        """Until that is told so often more in the log."""
+        """Until the log has it so many times more."""
         before, deadline = self._times_told(told), time.monotonic() + RELOADING_SECONDS
         self.signal(signal.SIGHUP)
         while self._times_told(told) < before + times:

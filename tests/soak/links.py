@@ -14,7 +14,7 @@ from tests.support.wire_faults import Answer, Fault, Pass, Slow, Surplus
 from tests.support.wire_proxy import WireProxy
 
 _INVOCATION = b"amz-sdk-invocation-id: "
-_HARMLESS = (Pass, Slow, Surplus, Answer)  # whoever asked has a whole answer
+_HARMLESS = (Pass, Slow, Surplus, Answer)  # the caller has a complete answer
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Link(WireProxy):
 
     async def _serve(self, near: socket.socket) -> None:
         try:
-            with suppress(RuntimeError):  # of uvloop, where asyncio just drops what nobody reads any more
+            with suppress(RuntimeError):  # of uvloop, where asyncio just drops unread data
                 await super()._serve(near)
         finally:
             self._asked.pop(asyncio.current_task(), None)
@@ -59,7 +59,7 @@ class Link(WireProxy):
 
 @asynccontextmanager
 async def link(url: str) -> AsyncIterator[Link]:
-    """Its port stays its own also while it refuses, or somebody else might have it by the time it accepts again."""
+    """Its port stays reserved while it refuses, or another process might have it by the time it accepts again."""
     parts = urlsplit(url)
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

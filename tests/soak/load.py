@@ -34,7 +34,7 @@ _BROKEN = (OSError, EOFError, TimeoutError, ConnectionCut, H2Error)
 
 
 class Histogram:
-    """Of times, in steps of a twentieth: so an hour of them takes no more memory than a minute."""
+    """A histogram of times, in steps of a twentieth: an hour of them takes as much memory as a minute."""
 
     def __init__(self) -> None:
         self._steps: Counter[int] = Counter()
@@ -60,7 +60,7 @@ class Told:
     heard: Counter[str] = field(default_factory=Counter)  # by status, and by the type of an error
     served: Counter[str] = field(default_factory=Counter)  # by app and label
     broken: int = 0  # tries that had no whole answer
-    given_up: int = 0  # calls of which no try had one
+    given_up: int = 0  # calls without a successful try
     retried: int = 0
     left: int = 0
     odd: Counter[str] = field(default_factory=Counter)  # what a client could make nothing of
@@ -81,7 +81,9 @@ class Load:
     def __init__(self, members: list[Member], seed: str, whole: Path) -> None:
         """Into `whole` go Bedrock's ids of the answers that callers had to their end."""
         self.told = Told()
-        self.apps = [app for app in APPS if app.org != HARD]  # nobody is to meet that one before its budget is settled
+        self.apps = [
+            app for app in APPS if app.org != HARD
+        ]  # no process must see that one before its budget is settled
         self._members = members
         self._chance = random.Random(f"{seed} load")
         self._whole = whole.open("w", buffering=1 << 16)
@@ -124,7 +126,7 @@ class Load:
 
     async def introduce(self) -> None:
         """Each app to each sidecar, so that what it may spend is known there."""
-        for app in (each for each in self.apps if each.labels):  # usage of the others is told
+        for app in (each for each in self.apps if each.labels):  # usage of the others is submitted
             for member in self._members:
                 self.told.asked["ask"] += 1
                 await self._tried(member, self._question(app), is_http2=False)
@@ -240,7 +242,7 @@ class Load:
             pause = 0.1 * number
             try:
                 heard = await self._once(member, question, number, is_http2=is_http2)
-            except ConnectionRefusedError:  # whoever spreads the load asks another one then
+            except ConnectionRefusedError:  # a load balancer asks another one then
                 self.told.broken += 1
                 member = self._chance.choice(self._members)
             except _BROKEN:

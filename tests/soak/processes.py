@@ -1,4 +1,4 @@
-"""How the processes of a soak stand: memory, descriptors, threads, tasks, and what they say is under way."""
+"""The state of a soak's processes: memory, descriptors, threads, tasks, and calls in flight."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.soak.watched import tasks_file
 
 SAMPLE_SECONDS = 5.0
 MOST_GROWTH = 0.05  # of memory, from when caches are full to the end
-LEAST_SECONDS = 600.0  # of a run that can tell of leaks: caches fill first, and connections are kept for a while
+LEAST_SECONDS = 600.0  # long enough to show leaks: caches fill first, and connections are kept for a while
 MORE_DESCRIPTORS, MORE_THREADS = 4, 2  # than before the load
 TELLING_SECONDS = 10.0
 
-# Of what goes on, which is nothing at rest.
+# Gauges of work in progress, which are zero at rest.
 UNDER_WAY = (
     "price_keeper_http2_streams",
     "price_keeper_requests_under_way",
@@ -55,7 +55,7 @@ class Watched:
     samples: list[Sample] = field(default_factory=list)
 
     def sample(self, at: float) -> None:
-        with suppress(OSError):  # it is gone: that shows at the end
+        with suppress(OSError):  # it has exited: that shows at the end
             found = own_bytes(self.pid) / 2**20, descriptors(self.pid), threads(self.pid)
             self.samples.append(Sample(at, *found))
 

@@ -87,7 +87,7 @@ def _sums_of_journals(db: sqlite3.Connection) -> dict[Key, Sum]:
 
 
 def _not_of_their_calls(db: sqlite3.Connection, journals: Mapping[Key, Sum]) -> list[Key]:
-    """Each sum of an app is that of its calls, each of an org that of its apps' calls."""
+    """Each sum of an app equals its calls, each sum of an org its apps' calls."""
     sums: dict[Key, Sum] = defaultdict(Sum)
     query = "select scope, label, period, scopes, count(*), sum(why != ''), sum(pico) from receipts group by 1, 2, 3, 4"
     for scope, label, period, scopes, *numbers in db.execute(query):

@@ -21,7 +21,7 @@ from price_keeper.ledger.segment import SEGMENT_SUFFIX
 
 
 def keep_what_is_removed(folder: Path) -> None:
-    """Nothing of the product is changed for it: the interpreter tells of every file that is about to be removed."""
+    """Nothing of the product is changed for it: an audit hook reports every file that is about to be removed."""
 
     def hear(event: str, arguments: tuple[Any, ...]) -> None:
         if event != "os.remove":

@@ -128,7 +128,7 @@ class Weather:
         link.always.clear()
 
     async def _answers_lost(self, point: float, seconds: float) -> None:
-        """What was asked of the store is done, and nobody hears of it."""
+        """A store request is carried out, and its answer lost."""
         link = _one_of(self.stores, point)
         link.always[_EVERY_REQUEST] = Break(FaultPoint.ANSWER, FaultKind.RESET)
         await asyncio.sleep(min(seconds, 5))

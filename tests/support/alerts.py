@@ -80,7 +80,7 @@ class ScriptedReceiver:
 
 
 class ProcessKilled(BaseException):
-    """Nothing of the process goes on."""
+    """Nothing of the process continues."""
 
 
 class CrashPoint:

@@ -30,7 +30,7 @@ Fault: TypeAlias = "str | Callable[[], Awaitable[object]] | None"
 
 
 class StoreTimeStub:
-    """The store's time, which stands still until a test moves it. `skewed` is somebody's wrong idea of it."""
+    """The store's time, which stands still until a test moves it. `skewed` is a wrong idea of it."""
 
     def __init__(self, ms: int = NOW) -> None:
         self.ms = ms
@@ -118,7 +118,7 @@ class BucketHarness:
         return await self.store.store.get((of or self.bucket).key)
 
     async def add_concurrently(self, **add: int) -> None:
-        """Somebody else, just now."""
+        """Another process, just now."""
         await self.store.store.update(Update(self.bucket.key, add=add))
 
     async def take(self, tokens: int, limiter: BucketClient | None = None) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""Sidecars of one fleet on one store, in simulated time and without sockets: what they decide and flush is real."""
+"""Sidecars of one fleet on one store, in simulated time and without sockets: decisions and flushes are real."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ USD = 10**12  # in pico
 MICRO = 10**6
 LABELS = ("premium", "standard", "economy")
 
-_ulid_counter = count(1 << 60)  # unlike that of tests.support.recording_harness, as servers are shared
+_ulid_counter = count(1 << 60)  # unlike the one in tests.support.recording_harness, as servers are shared
 
 
 class CountingStore:
-    """A store that counts what it is asked, and is away when it is told to be."""
+    """A store that counts its calls, and is away on command."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -89,7 +89,7 @@ class BudgetSidecar:
     aggregator: Aggregator
 
     async def wait_for_refresh(self) -> None:
-        """Until nobody looks at the store any more."""
+        """Until no reads of the store are due."""
         await settle()
         for key in tuple(self.budget_registry._loads._running):
             await self.budget_registry._loads.wait(key)

@@ -37,7 +37,7 @@ CALLERS_SECRET = "the-callers-own-secret-key"
 
 PROFILE = "arn:aws:bedrock:us-east-1:123456789012:inference-profile/us.anthropic.claude-opus-4-1-20250805-v1:0"
 
-# Labels whose Bedrock is in trouble: nobody listens there, or this is what it does to every request.
+# Labels whose Bedrock fails: no listener, or this is what it does to every request.
 CLOSED, THROTTLED, SPENT, CUT, BROKEN, SLOW = "closed", "throttled", "spent", "cut", "broken", "slow"
 SLOW_SECONDS = 1.6
 _FAULTS: dict[str, dict[str, Any]] = {
@@ -170,7 +170,7 @@ def _label(model: str, family: str = "anthropic", **more: Any) -> dict[str, Any]
 
 @contextmanager
 def _closed_port() -> Iterator[str]:
-    """Nobody listens there, and as long as it is held nobody will."""
+    """No server listens there, and none can while it is held."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{holder.getsockname()[1]}"

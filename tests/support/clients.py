@@ -130,7 +130,7 @@ class ClientRun:
     rounds: list[list[ClientOutcome]]
 
     def answers(self) -> list[Any]:
-        """Of all calls, none of which failed."""
+        """Of all calls, none of which may have failed."""
         failed = [outcome.error for each in self.rounds for outcome in each if outcome.error is not None]
         assert failed == []
         return [outcome.answer for each in self.rounds for outcome in each]

@@ -61,7 +61,7 @@ class ManualClock:
         self._monotonic = until
 
     async def leap(self, seconds: float) -> None:
-        """The same, but nobody gets a turn before all of it is over: whoever slept through it wakes once."""
+        """The same, but no task gets a turn before all of it is over: a sleeper wakes once."""
         self._monotonic += _nanos(seconds)
         await self.advance(0)
 

@@ -88,7 +88,7 @@ class Sidecar:
 
     @property
     def complaints(self) -> list[str]:
-        """Lines of the log, but for those that name the org of the tests, which nobody registers."""
+        """Lines of the log, without those about the tests' own org, which is not registered."""
         return [line for line in self.errors.splitlines() if " is not registered; " not in line]
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:

@@ -54,7 +54,7 @@ _SECRET = "what these tests sign their tokens with"
 
 
 class TickingClock(ManualClock):
-    """Time goes on by a microsecond whenever it is looked at, and whoever waits for another writer need not."""
+    """Time advances by a microsecond whenever it is read, and waiting for another writer takes none."""
 
     _reads = 0
 
@@ -67,7 +67,7 @@ class TickingClock(ManualClock):
 
 
 class UnlimitedRates:
-    """Rates that stop nobody."""
+    """Rates that stop no caller."""
 
     async def take(self, caller: str) -> ApiRateDecision:
         return ApiRateDecision(1000, 999, 0.0)
@@ -95,7 +95,7 @@ class ControlHarness:
     async def ask(
         self, method: str, path: str, body: Any = None, *, who: Any = "admin", **more: Any
     ) -> ControlResponse:
-        """As the administrator, as the client of an org and app, or with None as nobody."""
+        """As the administrator, as the client of an org and app, or with None unauthenticated."""
         headers = {**self.auth_headers(who), **more.pop("headers", {})}
         body_arguments = {} if body is None else {"json": body}
         async with self.session.request(method, self.url + path, headers=headers, **body_arguments, **more) as answer:
@@ -132,7 +132,7 @@ async def open_control_harness(
     rates: ApiRateLimiter | None = None,
     limits: ControlPortLimits = DEFAULT_PORT_LIMITS,
 ) -> AsyncIterator[ControlHarness]:
-    """Hashes of secrets are cheap: nobody here tries to guess one."""
+    """Hashes of secrets are cheap: no test guesses one."""
     with pytest.MonkeyPatch.context() as patch:
         use_cheap_hashes(patch)
         async with _open_control_port(

@@ -1,4 +1,4 @@
-"""Small disks in memory that can be filled to the last byte, and folders that nobody may write to, not even root."""
+"""Small disks in memory that can be filled to the last byte, and folders that even root cannot write to."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 What a test has to know of a block stands before it in a comment that no reader sees:
 
     <!-- not run: needs an AWS account -->    shown and not carried out; tests/docs/not_run.txt lists them all
-    <!-- server -->                           a command that goes on running; what it prints to be pasted is pasted
+    <!-- server -->                           a command that keeps running; what it prints to be pasted is pasted
     <!-- until it shows this -->              carried out again until it shows what the page shows
     <!-- exits with 1 -->                     what it does is refused, or finds something
     <!-- body of PUT /api/v1/orgs/{org} -->   JSON that this operation takes
@@ -130,7 +130,7 @@ def _block(block: Block, before: list[Block]) -> list[Block]:
     assert block.language, f"{block}: a block of no language; {', '.join(KNOWN_LANGUAGES)} are run or looked at"
     unknown = [directive for directive in block.directives if not _DIRECTIVES.fullmatch(directive)]
     assert unknown == [], f"{block}: {unknown}"
-    assert block.language in KNOWN_LANGUAGES or block.not_run, f"{block}: nothing runs it, which is to be said"
+    assert block.language in KNOWN_LANGUAGES or block.not_run, f"{block}: nothing runs it, which the page must say"
     if block.language == "console":
         return _typed(block)
     if block.language != "text" and (block.language != "json" or block.body_of is not None):

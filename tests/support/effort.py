@@ -31,7 +31,7 @@ def seed(*, is_exploring: bool = IS_EXPLORING) -> int:
 
 
 def seeds(number: int) -> range:
-    """Of a test that plays whole worlds from seeds; those of `make test` begin at 0."""
+    """Seeds of a test that plays whole worlds; `make test` begins at 0."""
     first = seed() if IS_EXPLORING else 0
     return range(first, first + tries(number))
 

@@ -108,8 +108,8 @@ class FleetWorld:
         self.clock = clock
         self.folder = folder
         self.store = MemoryStore()
-        self.applied: list[tuple[str, CounterName, int]] = []  # by whom, to what, how much
-        self.recorded: Sums[tuple[str, CounterName]] = Sums()  # all that ever was, by whom
+        self.applied: list[tuple[str, CounterName, int]] = []  # the process, the counter, the amount
+        self.recorded: Sums[tuple[str, CounterName]] = Sums()  # all that ever was, by process
         self.history: dict[Key, list[Item]] = {}  # of totals
         self.violations: list[str] = []
         self.chance = count(1)
@@ -152,7 +152,7 @@ class CheckedStoreLink:
         self._quotas: Any = {}  # micro-USD, as last read
 
     def block(self, is_before: bool, passing: int) -> None:
-        """What is asked after so many more is not carried out, or not answered, until it is let go."""
+        """What is requested after so many more is not carried out, or not answered, until released."""
         self.blocked, self.blocks_before, self._calls_before_block = asyncio.Event(), is_before, passing
 
     def unblock(self) -> None:
@@ -298,7 +298,7 @@ class SimulatedProcess:
         self.work: list[asyncio.Task[Any]] = []
 
     def stop(self) -> None:
-        """At once. Nothing that was under way goes on; the system keeps what is in the journal."""
+        """At once. Nothing in flight continues; the system keeps what is in the journal."""
         for task in (*self.work, *self.tasks._spawned, *self.tasks._supervised):
             task.cancel()
         self.journal._segment.close()

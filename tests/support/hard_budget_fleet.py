@@ -87,7 +87,7 @@ class HardBudgetWorld:
             assert sum(self.truth.values()) <= self.quota
 
     async def check_at_the_end(self) -> None:
-        """All is replayed, and what nobody spent is in the bucket again."""
+        """All is replayed, and unspent money is in the bucket again."""
         bucket, lease_rows = self.bucket(), self.lease_rows()
         for holder, row in lease_rows.items():
             assert row.is_closed
@@ -248,14 +248,14 @@ class HardBudgetSidecar:
         await settle()
 
     async def stop(self) -> None:
-        """In order: nobody calls any more, though answers may be under way."""
+        """In order: no new calls come, though responses may be outstanding."""
         await self.recording.finish()
         await self.tasks.stop()
         self.open.clear()
         self.is_running = False
 
     def copy_folder(self) -> Path:
-        """What is found on the disk of one that is no more."""
+        """What is found on the disk of a dead process."""
         copy = self.world.folder / f"copy{next(self.world.copies)}"
         shutil.copytree(self.folder, copy)
         return copy

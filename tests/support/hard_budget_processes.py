@@ -55,7 +55,7 @@ def max_call_pico(label: str) -> int:
 
 
 def noon_time_zone() -> str:
-    """In which it is about noon, so that no day ends meanwhile."""
+    """In which it is about noon, so that no day ends during the test."""
     ahead = ZONE_HOURS - time.gmtime().tm_hour
     return f"Etc/GMT{-ahead:+d}" if ahead else "UTC"  # those zones count westwards
 
@@ -131,7 +131,7 @@ class ManagedSidecar:
         return status
 
     async def replay(self) -> str:
-        """What the command says, run as somebody does who finds the journal of one that is dead."""
+        """The command's output, run like an operator who finds the journal of a dead process."""
         done = await asyncio.to_thread(price_keeper, "replay", str(self.journal), folder=self.folder)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -314,11 +314,11 @@ class ProcessFaults:
                 under_way.create_task(getattr(self, f"_{kind}")(keeper))
 
     async def _wait_for_calls(self, answered: float) -> None:
-        """Or until nobody is served any more."""
+        """Or until no call is served any longer."""
         await wait_until(lambda: self.clients.answered >= answered or self.fleet.is_exhausted)
 
     async def _choose_sidecar(self) -> ManagedSidecar:
-        """To whom nothing is being done."""
+        """No fault is being injected here."""
         await wait_until(lambda: any(not keeper.is_busy for keeper in self.fleet.alive))
         return self.chance.choice([keeper for keeper in self.fleet.alive if not keeper.is_busy])
 
@@ -357,5 +357,5 @@ async def wait_until_exhausted(fleet: ProcessFleet) -> None:
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110  # of many things that nobody tells of
+    while not condition():  # noqa: ASYNC110  # of many things without an event
         await asyncio.sleep(0.005)

@@ -25,7 +25,7 @@ class StoredBudget:
     bucket: HardBudgetBucket
     lease_rows: dict[str, BudgetLeaseRow]
     spent: int
-    estimated: int  # calls of which nobody learned what they cost
+    estimated: int  # calls whose cost was never learned
 
     @property
     def leased(self) -> int:

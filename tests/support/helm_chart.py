@@ -1,4 +1,4 @@
-"""The chart as Helm renders it, by itself and below a chart of somebody's own."""
+"""The chart as Helm renders it, by itself and as a dependency of a user's chart."""
 
 from __future__ import annotations
 

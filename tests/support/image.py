@@ -1,6 +1,6 @@
 """Carries out the Dockerfile without Docker: each stage is a directory, each RUN a shell in it by chroot.
 
-In the place of the base image stands a minimal Debian with its own Python. So what comes out is what the Dockerfile's
+In the place of the base image stands a minimal Debian with its own Python. So the result is what the Dockerfile's
 steps make, in a root that had nothing else; it is no image, and layers and registries are not tried.
 `python -m tests.support.image` (`make image-root`) makes it in build/image/root. It needs root and debootstrap.
 """

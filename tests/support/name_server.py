@@ -1,4 +1,4 @@
-"""A resolver of names in a test's hands, and the commands that have a process ask it and nobody else.
+"""A DNS resolver under a test's control, and the commands that make a process ask only it.
 
 It needs to mount a file over /etc/resolv.conf in a namespace of its own, and port 53 of a loopback address.
 """

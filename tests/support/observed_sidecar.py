@@ -104,7 +104,7 @@ class ObservedSidecar:
         return ask("POST", f"{self.running.data}/model/{label}/{path}", body, **request_headers)
 
     def cut_off(self, **headers: str) -> Mapping[str, str]:
-        """What is told of an answer that breaks off then, as these headers or the simulator's plan make it."""
+        """The body of a response that breaks off, as these headers or the simulator's plan make it."""
         request_headers = {name.replace("_", "-"): value for name, value in headers.items()}
         request_headers |= {"Authorization": f"Bearer {token()}", "Content-Type": "application/json"}
         url, body = f"{self.running.data}/model/premium/converse-stream", json.dumps(TURN).encode()

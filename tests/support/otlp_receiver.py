@@ -85,7 +85,7 @@ def _values(attributes: Any) -> dict[str, Any]:
 
 @contextmanager
 def otlp_receiver() -> Iterator[OtlpReceiver]:
-    """In a thread of its own, so that tests may wait for processes meanwhile."""
+    """In a thread of its own, so that tests may wait for processes at the same time."""
     receiver, ready = OtlpReceiver(free_port()), threading.Event()
     loop = asyncio.new_event_loop()
     stopped = asyncio.Event()

@@ -1,4 +1,4 @@
-"""A page of the documentation, typed from top to bottom by somebody who has just cloned the repository."""
+"""A page of the documentation, typed from top to bottom by a user who has just cloned the repository."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 
 
 def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """The loops differ in when they write, and in what they raise on connections that are gone."""
+    """The loops differ in when they write, and in what they raise on closed connections."""
 
     @functools.wraps(test)
     def run(loop: str, **fixtures: Any) -> None:
@@ -238,7 +238,7 @@ class PortHarness:
             kernel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
 
     async def pass_time(self, seconds: float) -> None:
-        """And let whoever watches the time look at it."""
+        """And let tasks that watch the time see it."""
         await eventually(lambda: len(self.clock._sleepers) >= self.clock_watchers)
         self.clock.move(seconds)
         await eventually(lambda: len(self.clock._sleepers) >= self.clock_watchers)

@@ -1,7 +1,7 @@
-"""Ports for processes that are told theirs, and for nobody: each is given out once, and nobody else comes to have it.
+"""Ports for processes that get theirs by configuration, and for none: each is given out once and stays reserved.
 
 Asking the system for a free port and letting it go again is a race: until the process listens there, and whenever it
-is started anew, another test or any connection of this machine may be given that port. So these are of a range from
+is started again, another test or any connection of this machine may be given that port. So these are of a range from
 which the system gives none by itself, and a lock that ends with the process keeps other test processes off it.
 """
 

@@ -60,7 +60,7 @@ def preloaded() -> Iterator[str]:
 def serve(path: str) -> None:
     for module in pkgutil.iter_modules(cli.__path__, f"{cli.__name__}."):
         import_module(module.name)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for them
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path + ".new")
         listening.listen()

@@ -27,7 +27,7 @@ BUCKETS = make_buckets()
 
 
 class ScriptedBucketClient:
-    """A limiter that gives what is wanted, unless told otherwise, and remembers what it was told."""
+    """A limiter that gives what is requested, unless set otherwise, and remembers its calls."""
 
     def __init__(self) -> None:
         self.latency = 0.01

@@ -1,6 +1,6 @@
 """Fleets of sidecars on one limit in simulated time: real leases and limiters, on a store that is busy as DynamoDB is.
 
-Time passes when nobody has anything to do, straight to the next thing that is due; so a run of minutes takes seconds.
+Time passes when all processes are idle, straight to the next thing that is due; so a run of minutes takes seconds.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class LoopClock:
 
 class BusyStore:
     """A transaction that meets another one on an item fails, and costs as much as any; and so many a second are too
-    many. The engine's own resending is that of DynamoDB's."""
+    many. The engine resends as the DynamoDB one does."""
 
     def __init__(self, clock: LoopClock, chance: random.Random) -> None:
         self.memory = MemoryStore()
@@ -238,7 +238,7 @@ class FleetSetup:
     demands: tuple[float, ...] = ()  # of the first sidecars, in fair shares; the others' is the load
     token_load: float = 0.5  # of the limit of tokens, at a load of 1
     has_late_usage: bool = False  # what a call uses is known some time after it began, and less than was estimated
-    retries: bool = False  # who is refused, after the wait that it was told
+    retries: bool = False  # a refused caller calls again, after the stated wait
     seed: int = 1
 
 
@@ -291,7 +291,7 @@ class RateLimitedSidecar:
         self.rate = wants * setup.share
         self.admitted = 0
         self.is_dead = self.is_paused = False
-        self.starts = 0  # of its arrivals: those of a turn before count no more
+        self.starts = 0  # of its arrivals: those of a former turn do not count
 
     def start(self) -> None:
         self.starts += 1

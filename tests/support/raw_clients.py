@@ -22,7 +22,7 @@ RESET = struct.pack("ii", 1, 0)
 
 
 async def eventually(is_so: Callable[[], object]) -> None:
-    """The kernel and the other tasks take their turns; this waits for what they bring about, not for a rule."""
+    """The kernel and the other tasks take their turns; this waits for their effects, not for a rule."""
     async with asyncio.timeout(TIMEOUT_SECONDS):
         # What is waited for knows of no event.
         while not is_so():  # noqa: ASYNC110

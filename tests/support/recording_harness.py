@@ -63,7 +63,7 @@ class ScriptedFaults:
 class RecordingHarness:
     folder: Path
     store: ScriptedFaults
-    clock: Any  # a ManualClock, unless somebody handed in another one
+    clock: Any  # a ManualClock, unless another one is given
     flusher: Flusher
     recovered: RecoveredJournal
     scope: Scope = field(default_factory=lambda: Scope(str(uuid4())))

@@ -1,4 +1,4 @@
-"""Sidecars that are told by SIGHUP to take on another configuration, and what their callers and books say of it."""
+"""Sidecars that reload their configuration on SIGHUP, and what their callers and books show of it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def send_sighup(running: Sidecar) -> None:
 
 @dataclass
 class Reloader:
-    """Has a running sidecar take on one configuration after the other, and waits for each."""
+    """Makes a running sidecar apply one configuration after the other, and waits for each."""
 
     running: Sidecar
     setup: SidecarSetup
@@ -93,7 +93,7 @@ class ReloadLoad(ThreadGroup):
                 operation = ("converse", "converse_stream")[number // len(self._labels) % 2]
                 try:
                     self.answered.append(call_once(caller, self._labels[number % len(self._labels)], operation))
-                except Exception as failure:  # whatever it is, it is told
+                except Exception as failure:  # whatever it is, it is reported
                     self.failed.append(repr(failure))
         finally:
             caller.client.close()

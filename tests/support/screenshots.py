@@ -1,7 +1,7 @@
-"""The pictures of the documentation: `make screenshots` takes all of them anew, and nothing in them is made up.
+"""The pictures of the documentation: `make screenshots` takes all of them again, and nothing in them is made up.
 
 A whole day is too long to wait for, so the wall clock runs some hundred times as fast while apps make their calls; for
-the pictures it goes on as usual. What is spent is spent by real calls, through the data port, of a simulated Bedrock.
+the pictures it runs as usual. What is spent is spent by real calls, through the data port, of a simulated Bedrock.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class ScreenshotStage:
 
 @asynccontextmanager
 async def stage(folder: Path) -> AsyncIterator[ScreenshotStage]:
-    """As the development mode has it, but for what goes by measured time, of which a second is minutes of the day."""
+    """As in development mode, but for what depends on measured time, one second of which is minutes of the day."""
     day = datetime.now(ZONE).replace(hour=0, minute=0, second=0, microsecond=0)
     clock = FastClock((day + timedelta(hours=FROM)).timestamp())
     for name in ("token-key", dev_command.ADMIN_KEY_FILE):
@@ -122,12 +122,12 @@ async def stage(folder: Path) -> AsyncIterator[ScreenshotStage]:
 
 
 async def play_day(stage_in_use: ScreenshotStage) -> None:
-    """From the morning to the afternoon, with somebody watching: what the page learns, it learns as ever."""
+    """From the morning to the afternoon, with the page open: it gets its data as usual."""
     await stage_in_use.put("", SETTINGS)
     for name, (title, _, quotas) in APPS.items():
         await stage_in_use.put(f"/apps/{name}", {"app_name": title} | ({} if quotas is None else {"quotas": quotas}))
     at_work = [asyncio.create_task(each(stage_in_use, name)) for name in APPS for each in (_watch, _calls)]
-    while stage_in_use.hour() < TO:  # noqa: ASYNC110 - it is looked at the clock, which nobody sets
+    while stage_in_use.hour() < TO:  # noqa: ASYNC110 - it is looked at the clock, which has no event
         await asyncio.sleep(0.2)
     stage_in_use.clock.slow_down()
     for task in at_work:
@@ -161,7 +161,7 @@ async def _calls(on: ScreenshotStage, name: str) -> None:
 
 @dataclass(frozen=True)
 class Shot:
-    """`arrange` brings the page to what is to be seen, from the top of `begin` on and for so many pixels."""
+    """`arrange` brings the page to the part that is shown, from the top of `begin` on and for so many pixels."""
 
     name: str
     width: int

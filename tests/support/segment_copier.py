@@ -14,7 +14,7 @@ from pathlib import Path
 
 from price_keeper.ledger.segment import SEGMENT_SUFFIX
 
-LONGEST_SECONDS = 1800  # should nobody come to end it
+LONGEST_SECONDS = 1800  # should nothing end it
 
 
 def main(journal: Path, folder: Path) -> None:

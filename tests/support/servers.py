@@ -20,7 +20,7 @@ STARTING_SECONDS = 60
 # set before any thread is started, and new threads copy it.
 _WIDE = "import decimal, runpy, sys; decimal.DefaultContext.prec = 38; decimal.setcontext(decimal.DefaultContext);"
 
-# ministack deletes expired items once a minute by the real clock, which goes on past the days of simulated clocks: rows
+# ministack deletes expired items once a minute by the real clock, which runs past the days of simulated clocks: rows
 # would vanish while a test uses them. DynamoDB takes hours or days for that, and readers check the expiry themselves.
 _NO_REAPER = (
     "import threading; start = threading.Thread.start;"

@@ -1,4 +1,4 @@
-"""A sidecar that is killed again and again under load, and its books beside those of the Bedrock it called."""
+"""A sidecar that is killed again and again under load, and its books compared with those of its Bedrock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sidecars in trouble that is not of their making, and their books beside those of the Bedrock that they called."""
+"""Sidecars in external trouble, and their books compared with those of their Bedrock."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SECONDS = 30.0
 
 @dataclass
 class FaultTrial:
-    """One Bedrock and one store, and whoever calls the one and counts in the other."""
+    """One Bedrock and one store, and the test that calls the one and counts in the other."""
 
     folder: Path
     bedrock: BedrockProcess
@@ -45,7 +45,7 @@ class FaultTrial:
         return self.folder / "ledger"
 
     def add_sidecar(self, name: str = "a", store: dict[str, Any] | None = None, **sections: Any) -> SidecarSetup:
-        """One sidecar's place. `sections` are laid over those of its configuration."""
+        """One sidecar's place. `sections` override those of its configuration."""
         folder = self.folder / name
         folder.mkdir()
         setup = SidecarSetup(folder, self.bedrock.url, store or {"path": str(self.folder / "price-keeper.db")})

@@ -152,7 +152,7 @@ class BedrockProcess:
 
 @contextmanager
 def bedrock_process(*options: str, port: int = 0) -> Iterator[BedrockProcess]:
-    """`options` are those of `python -m bedrock_simulator`, such as "--no-auth" or "--ledger", "file"."""
+    """`options` of `python -m bedrock_simulator`, such as "--no-auth" or "--ledger", "file"."""
     command = [sys.executable, "-m", "bedrock_simulator", "--port", str(port), *options]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -175,7 +175,7 @@ def read_ledger(file: Path) -> list[dict[str, Any]]:
     under_way: dict[int, dict[str, Any]] = {}
     for line in file.read_text().splitlines():
         record = json.loads(line)
-        if record.pop("event") == "arrived":  # sequence numbers begin anew with each simulator that writes here
+        if record.pop("event") == "arrived":  # sequence numbers start again with each simulator that writes here
             under_way[record["sequence"]] = record
             entries.append(record)
         else:

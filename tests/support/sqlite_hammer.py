@@ -16,7 +16,7 @@ from price_keeper.stores.contract import ItemMissing, Key, Put, Update
 from price_keeper.stores.sqlite import SqliteStore
 
 CALLERS = 20
-LONGEST_SECONDS = 60  # should nobody come to kill it
+LONGEST_SECONDS = 60  # should nothing kill it
 PARTITION = "HAMMER"
 COUNTER = Key("usage-agg-sharded", PARTITION, "DAY#20261118")
 

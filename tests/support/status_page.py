@@ -83,7 +83,7 @@ class Browser:
 
 
 class Events:
-    """What comes of a stream, event by event."""
+    """The events of a stream, one by one."""
 
     def __init__(self, answer: aiohttp.ClientResponse) -> None:
         self._answer = answer

@@ -21,7 +21,7 @@ class FaultPoint(Enum):
     HEAD = "half of the head comes"
     BODY = "the head comes, and nothing of the body"
     MIDDLE = "the body breaks off in the middle of a chunk"
-    END = "all comes but the last chunk, or the last byte where the length is told"
+    END = "all comes but the last chunk, or the last byte where the length is known"
 
 
 class FaultKind(Enum):
@@ -29,7 +29,7 @@ class FaultKind(Enum):
     RESET = "an RST"
     HALF = "a FIN, while everything is still taken"
     STALL = "nothing more, neither bytes nor an end"
-    VANISH = "as a machine that lost its power: nothing, and an RST to whoever asks later; Linux, with CAP_NET_ADMIN"
+    VANISH = "as a machine that lost its power: nothing, and an RST to later requests; Linux, with CAP_NET_ADMIN"
 
 
 class AtAccept(Enum):
@@ -110,7 +110,7 @@ def name_of(fault: Fault) -> str:
             return type(fault).__name__.lower()
 
 
-# ---------------------------------------------------------------- answers that nobody behind gave
+# ---------------------------------------------------------------- answers that no server gave
 
 # What tells an answer of DynamoDB's from anybody else's. The proxy adds a number, as no two are the same.
 DYNAMODB = {REQUEST_ID: "PLANNED", "content-type": "application/x-amz-json-1.0"}
@@ -160,7 +160,7 @@ Rates = Mapping[str, float]  # of the kinds above, as shares of all exchanges
 _AT_THE_SOCKET: Rates = {
     "close": 0.02, "reset": 0.02, "half": 0.01, "stall": 0.01, "slow": 0.03, "surplus": 0.01, "refuse": 0.003,
 }  # fmt: skip
-# A call that is delivered to Bedrock twice is billed twice: nobody before it could tell. So that is for stores alone.
+# A call that is delivered to Bedrock twice is billed twice, undetectably for us. So that fault is for stores alone.
 STORE_RATES: Rates = {**_AT_THE_SOCKET, "twice": 0.03, "throttled": 0.03, "in progress": 0.01, "server error": 0.02}
 BEDROCK_RATES: Rates = {**_AT_THE_SOCKET, "Bedrock throttles": 0.02, "model not ready": 0.01, "Bedrock away": 0.01}
 

@@ -76,7 +76,7 @@ class WireProxy:
         self._script.extend(faults)
 
     def plan(self, faults: Iterable[Fault]) -> None:
-        """These, instead of what was planned; `requests` begins anew."""
+        """These, instead of what was planned; `requests` starts again at zero."""
         self._script = deque(faults)
         self.requests = 0
 
@@ -99,7 +99,7 @@ class WireProxy:
             listener.close()
 
     def accept(self) -> None:
-        """Again, under the same address. Not asyncio's own server, which leaks what comes while it closes."""
+        """Again, under the same address. Not asyncio's own server, which leaks connections that arrive as it closes."""
         if self._listener is None:
             self._listener = listener = socket.create_server(("127.0.0.1", self.port), backlog=1024)
             self.port = listener.getsockname()[1]
@@ -126,7 +126,7 @@ class WireProxy:
         try:
             near, _ = listener.accept()
         except OSError:
-            return  # it is gone again
+            return  # it is closed again
         self.connections += 1
         self._unserved.add(near)
         task = asyncio.create_task(self._serve(near))
@@ -286,7 +286,7 @@ async def _request(reader: asyncio.StreamReader) -> bytes:
 
 
 async def _answer(reader: asyncio.StreamReader) -> AsyncIterator[tuple[FaultPoint, bytes]]:
-    """Its head, its body as it comes, and its end. Interim answers are none of this proxy's servers' ways."""
+    """Its head, its body in pieces, and its end. This proxy's servers send no interim answers."""
     head = await reader.readuntil(b"\r\n\r\n")
     yield FaultPoint.HEAD, head
     left = _length(head)

@@ -1,4 +1,4 @@
-"""Several real workers on one data port, in a test's hands: their processes, and what they say of themselves."""
+"""Several real workers on one data port, in a test's hands: their processes and their reports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def wait_until(condition: Callable[[], object], seconds: float = SECONDS) -> Non
 
 
 def children(pid: int) -> list[int]:
-    """The oldest first, as they are started in the order of their numbers. Ids begin anew when they are used up."""
+    """The oldest first, as they are started in order of their numbers. Ids start again when they are used up."""
     pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -60,9 +60,9 @@ def _state(pid: int) -> str:
 
 
 def kill_with_workers(supervisor: int) -> None:
-    """Kill all of them as a power failure does. Returns when all are gone.
+    """Kill all of them as a power failure does. Returns when all have exited.
 
-    Workers drain and flush once their supervisor is gone, and a supervisor starts dead workers again. So the supervisor
+    Workers drain and flush once their supervisor exits, and a supervisor starts dead workers again. So the supervisor
     is stopped first and killed last: neither happens, however long this takes.
     """
     os.kill(supervisor, signal.SIGSTOP)
@@ -127,7 +127,7 @@ class WorkerProcesses:
 
 
 def build_setup(folder: Path, bedrock: str, workers: int, **sections: Any) -> SidecarSetup:
-    """On SQLite unless they say otherwise. `sections` are laid over those of its configuration."""
+    """On SQLite unless told otherwise. `sections` override those of the configuration."""
     store = sections.get("store", {"path": "price-keeper.db"})
     setup = SidecarSetup(folder, bedrock, store, options=("--workers", str(workers)))
     setup.write_config()
@@ -139,7 +139,7 @@ def build_setup(folder: Path, bedrock: str, workers: int, **sections: Any) -> Si
 
 @contextmanager
 def short_socket_folder() -> Iterator[Path]:
-    """Where commands have such folders; of a short name, as that of a socket has to be. One around another is it."""
+    """Where commands have such folders; with a short name, as a socket's must be. A surrounding one contains it."""
     around = os.environ.get("TMPDIR", "")
     if around.startswith(_APART):
         yield Path(around)

@@ -27,7 +27,7 @@ ORDERING = ("premium", "standard", "economy")
 
 
 class Impatient(ManualClock):
-    """Time stands still, and nobody waits for it."""
+    """Time stands still, and sleeping takes none."""
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(0)
@@ -143,7 +143,7 @@ async def test_what_was_spoilt_by_hand_is_none(change: dict[str, Any]) -> None:
 
 
 async def test_changes_at_once_are_all_counted(exact_store: Store) -> None:
-    """And a fallback that is written meanwhile is not lost."""
+    """And a fallback written at the same time is not lost."""
     await exact_store.put(Put(KEY, {}))
     fallback = Update(KEY, set={"active_model_index": 1, EXPIRY_ATTRIBUTE: DAY.end + 3600})
     sets = [put(exact_store, label) for label in ORDERING * 4]

@@ -1,4 +1,4 @@
-"""Totals: never going down, equal to the shards in the end, whoever adds them up and however late."""
+"""Totals: never going down, equal to the shards in the end, whichever process aggregates and however late."""
 
 from __future__ import annotations
 

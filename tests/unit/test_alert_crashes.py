@@ -1,4 +1,4 @@
-"""A process that dies anywhere between a threshold and its delivery: the receiver hears of it, of one alert alone."""
+"""A process that dies anywhere between a threshold and its delivery: the receiver gets exactly one alert."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class World:
         return death.at
 
     def is_told(self) -> None:
-        """The one alert that has the marker, and no more often than the network would have it too."""
+        """The one alert that has the marker, delivered no more often than lost answers explain."""
         ((_, marker),) = self.rows.items.items()
         assert set(self.receiver.ids) == {marker["alert"]}
         assert len(self.receiver.received) == 1 + self.told_twice
@@ -129,7 +129,7 @@ async def test_one_death(worlds: Callable[[], World], step: int) -> None:
 
 @pytest.mark.parametrize("step", range(len(STEPS)), ids=STEPS)
 async def test_a_death_after_which_nobody_reaches_it_again(worlds: Callable[[], World], step: int) -> None:
-    """What was on the disk is told though the next process never comes to know of the threshold."""
+    """Alerts on the disk are delivered although the next process never sees the threshold itself."""
     world = worlds()
     await world.live(CrashPoint(step))
     await world.is_quiet()
@@ -185,7 +185,7 @@ async def test_a_death_between_two_attempts(worlds: Callable[[], World]) -> None
 
 
 async def test_stopping_keeps_it(worlds: Callable[[], World]) -> None:
-    """What comes while the background tasks stop stays on the disk."""
+    """An alert raised while background tasks stop stays on the disk."""
     world = worlds()
     async with world.process() as made:
         await made.deliveries._tasks.stop()

@@ -1,4 +1,4 @@
-"""From the outbox to the receiver: how often, for how long, and what becomes of what it never takes."""
+"""From the outbox to the receiver: how often, for how long, and what happens to alerts that are never accepted."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ async def test_what_the_disk_does_not_take_leaves_nothing_there(folder: Path, mo
 
 
 async def test_a_power_cut_finds_it_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The content is on the disk before the name is, and the name before anybody is told."""
+    """The content is on the disk before the name, and the name before the alert is sent."""
     done: list[str] = []
     sync, replace_file = os.fsync, os.replace
 

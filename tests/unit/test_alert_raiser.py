@@ -1,4 +1,4 @@
-"""One alert for the fleet, whatever the store does and whoever else is about to raise it."""
+"""One alert for the fleet, whatever the store does and whichever process raises it."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ async def test_a_cancelled_asker_leaves_it_to_the_next(clock: ManualClock) -> No
     with pytest.raises(asyncio.CancelledError):
         await asking
     gate.set()
-    assert await alerts.raise_alert(whom, "premium", DAY, 50, USD, USD)  # the marker is ours, and nobody was told
+    assert await alerts.raise_alert(whom, "premium", DAY, 50, USD, USD)  # the marker is ours, and no alert was sent
     assert alerts.raised == {50: 1}
 
 

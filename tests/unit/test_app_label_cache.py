@@ -191,7 +191,7 @@ async def test_what_was_changed_here_is_read_before_the_next_call(rig: Rig) -> N
     await rig.put(who)
     rig.own.invalidate(Scope(who.org, "web"))
     assert await rig.names(who) == ["fast"]
-    rig.own.invalidate(Scope(str(uuid4()), "web"))  # of which nothing is kept
+    rig.own.invalidate(Scope(str(uuid4()), "web"))  # nothing is cached for it
 
 
 async def test_who_is_no_app_has_none_and_asks_nobody(rig: Rig) -> None:
@@ -235,7 +235,7 @@ async def test_no_more_than_a_bounded_number_is_kept(
         await rig.clock.advance(limits.STALE_SECONDS)
         assert await rig.names(everybody[0]) == ["a", "b"]
     assert len(rig.own._entries) == 3
-    assert rig.own.last_read(Scope(everybody[0].org, "web")) is first  # whoever calls often is not forgotten
+    assert rig.own.last_read(Scope(everybody[0].org, "web")) is first  # a frequent caller is not evicted
     assert rig.own._row_count == sum(len(kept.rows) for kept in rig.own._entries.values()) == 6
 
 
@@ -248,7 +248,7 @@ async def test_names_of_the_configuration_are_no_apps(rig: Rig, caplog: pytest.L
     before = len(caplog.records)
     await rig.clock.advance(limits.STALE_SECONDS)
     await rig.names(who)
-    assert len(caplog.records) == before  # it is told once
+    assert len(caplog.records) == before  # it is logged once
 
 
 async def test_models_of_the_configuration_are_no_names_of_apps_either(rig: Rig) -> None:
@@ -356,7 +356,7 @@ def test_a_new_format_holds_in_a_chain_from_then_on() -> None:
 
 
 def test_where_apps_share_a_standing_they_are_in_no_chain_and_leave_no_trace() -> None:
-    """Also where somebody wrote one into the org's chain by hand, or the configuration lost it."""
+    """Also where a hand-written item has one in the org's chain, or the configuration lost it."""
     one = standing(Scope(str(uuid4())), ["premium", "fast"], premium=0, fast=10)
     assert one.decide_app_label("fast", True).label == "fast"  # paid from the quota of that name
     with pytest.raises(InvalidRequest, match="other is not among"):

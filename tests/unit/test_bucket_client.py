@@ -201,7 +201,7 @@ async def test_where_others_refill_all_the_time_nobody_looks_and_nobody_collides
         await rig.add_concurrently(rf=600)
         grant = await rig.client.lease([rig.bucket], {"rpm": 100}, {"rpm": 100}, {})
         assert (grant.path, grant.writes, rig.store.reads) == ("retry", 1, looks)
-    rig.now.ms += 3_000  # and when nobody does any more, that costs one write
+    rig.now.ms += 3_000  # and when the others have stopped, that costs one write
     assert await rig.take(100) == ("normal", 2)
 
 

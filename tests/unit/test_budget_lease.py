@@ -62,7 +62,7 @@ async def test_a_dry_bucket_refuses_without_being_asked_again(world: HardBudgetW
         asked = wire.calls
         assert await reserve_after(world, purse, 60) is None
         assert wire.calls == asked
-        assert await reserve_after(world, purse, 30)  # of which there is enough
+        assert await reserve_after(world, purse, 30)  # there is enough
         first.on_completed(None)
         assert await reserve_after(world, purse, 60)  # our own money came back
         waits = []
@@ -189,14 +189,14 @@ async def test_the_bucket_follows_the_newest_settings_once(world: HardBudgetWorl
         held = await reserve_after(world, new, 150)
         assert read_unleased(world) == 110
         assert await reserve_after(world, newer, 10) is None
-        assert read_unleased(world) == -140  # 50, of which 190 are taken
+        assert read_unleased(world) == -140  # 190 of 50 are taken
         assert await reserve_after(world, old, 1, 30) is None
         assert await reserve_after(world, new, 1, 30) is None
         assert read_unleased(world) == -140
         assert old.status.quota == 50
         assert held is not None
         held.on_cancelled()
-        await made[1][0].tick()  # where a quota is passed already, nobody sits on what is left
+        await made[1][0].tick()  # where a quota is exceeded already, no process keeps the rest
         assert (new.free, read_unleased(world)) == (0, 10)
         made[1][0].get(NAME, 80, 4)
         await settle()
@@ -263,7 +263,7 @@ async def test_what_nobody_held_is_taken_out_by_one_for_all(world: HardBudgetWor
         assert await reserve_after(world, theirs, 10)
         await world.spend_elsewhere(300)
         await mine.reconcile()
-        assert read_unleased(world) == 980  # somebody has just looked
+        assert read_unleased(world) == 980  # it was read just now
         made[0][0].note_spend_elsewhere(NAME)
         await world.clock.advance(RECONCILE_SECONDS)
         await made[0][0].tick()

@@ -1,4 +1,4 @@
-"""A process whose journal somebody brought to the store, as if it were no more: what it holds is not its own."""
+"""A process whose journal was replayed as if it were dead: its lease is no longer its own."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ async def test_what_became_of_a_lost_giving_is_found_out(world: HardBudgetWorld,
         wire.set_fault(fault, 0)
         await purses.tick()
         assert read_unleased(world) == 40 + back
-        assert purse.free == (0 if back else 60)  # not sure to have stayed is gone
+        assert purse.free == (0 if back else 60)  # money of unknown outcome is not counted
         await world.clock.advance(1)
         assert await reserve_after(world, purse, 90)
         assert read_unleased(world) + purse.free + purse.in_flight == 100
@@ -61,14 +61,16 @@ async def test_what_became_of_a_lost_giving_is_found_out(world: HardBudgetWorld,
 
 @simulated_run(100)
 async def test_a_late_write_never_counts_after_the_next_one(world: HardBudgetWorld) -> None:
-    """Whose client gave it up long ago, and asked anew."""
+    """A write whose client gave up long ago and wrote again."""
     async with open_process(world) as (purse, _, wire):
         purse.apply_quota(100, 2)
         await settle()
         wire.set_fault("late", 0)
         assert await reserve_after(world, purse, 30, TOP_UP_TIMEOUT_SECONDS) is None
         assert purse.status.reason is RefusalReason.STORE_UNAVAILABLE
-        assert await reserve_after(world, purse, 30) is None  # nobody else waits for what has taken that long
+        assert (
+            await reserve_after(world, purse, 30) is None
+        )  # no other caller waits for a write that has taken that long
         await world.clock.advance(10)
         await world.clock.advance(1)
         assert await reserve_after(world, purse, 30, 1)
@@ -81,7 +83,7 @@ async def test_a_late_write_never_counts_after_the_next_one(world: HardBudgetWor
 @pytest.mark.parametrize("fault", ["lost", "late"])
 @simulated_run(100)
 async def test_what_a_lost_taking_took_goes_back_though_nobody_calls_again(world: HardBudgetWorld, fault: str) -> None:
-    """Or others would be told to wait for it until the period is over."""
+    """Otherwise others would be refused until the period ends."""
     async with open_process(world) as (purse, purses, wire):
         purse.apply_quota(100, 2)
         await settle()

@@ -1,4 +1,4 @@
-"""Budgets in force: what is asked of the store and when, what is served, and what becomes of it when time passes."""
+"""Budgets in force: what is read from the store and when, which label serves, and how both change over time."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_who_spends_it_all_at_once_and_is_silent_then_is_looked_at(
 async def test_label_spent_beside_a_read_of_settings_moves_on_without_another_call(
     one: BudgetSidecar, exact_store: Store, clock: ManualClock, is_due_later: bool
 ) -> None:
-    """The read began before spend was to be read, and ends after that: spend is read next, though nobody calls."""
+    """The read began before spend was due to be read, and ends after that: spend is read next without another call."""
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS)
     await one.decide(who)

@@ -1,4 +1,4 @@
-"""Budgets where something goes wrong: what is known stays right, nobody waits for long, nothing is asked in vain."""
+"""Budgets when something fails: known state stays right, no call waits for long, no read is wasted."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_who_is_met_by_the_defaults_is_told_of_rightly_with_the_first_look
 async def test_what_is_read_while_an_org_turns_out_to_have_more_shards_is_not_taken_for_all(
     one: BudgetSidecar, two: BudgetSidecar
 ) -> None:
-    """Who is met anew meanwhile does not go by it."""
+    """A caller first seen during that read does not use it."""
     who = new_caller()
     await one.decide(who)
     await one.wait_for_refresh()

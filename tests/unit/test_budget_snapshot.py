@@ -409,7 +409,7 @@ async def test_whom_another_worker_has_met_since_the_start_is_known_too(one: Bud
             assert dict((await two.caller_day(who)).budget.settings.quotas)
             await two.clock.advance(limits.STORE_RETRY_SECONDS)
         assert len(asked) == 1
-        assert not dict((await two.caller_day(other)).budget.settings.quotas)  # nobody has
+        assert not dict((await two.caller_day(other)).budget.settings.quotas)  # never registered
 
 
 async def test_budget_that_became_hard_for_another_worker_is_hard_for_a_caller_new_to_this_one(
@@ -549,7 +549,7 @@ def test_settings_of_two_workers_go_by_version_within_the_time_of_a_read(lower: 
 
 @pytest.mark.parametrize("item", [{"version": 1}, {"version": "x"}, {"enforcement": "hard"}, None])
 def test_read_that_began_later_holds_whatever_its_version(item: Any) -> None:
-    """An item may have been removed, or written anew by hand."""
+    """An item may have been removed, or rewritten by hand."""
     notes, scope = BudgetSnapshot(lambda: 5.0), new_scope()
     notes.record_settings(scope, {"version": 7}, notes.start_read())
     notes.record_settings(scope, item, notes.start_read())

@@ -155,7 +155,7 @@ def test_only_a_stream_that_does_not_ask_is_made_to(body: str, asks: bool, sent:
 
 @pytest.mark.parametrize("name", ["include_usage", "include\\u005fusage"])
 def test_whether_the_usage_is_to_be_told_is_said_once(name: str) -> None:
-    """Or the sidecar takes the second for what is meant, Bedrock the first, and nobody is told what was used."""
+    """Or the sidecar reads the second, Bedrock the first, and the usage is in neither answer."""
     body = f'{{"stream": true, "stream_options": {{"include_usage": false, "{name}": true}}}}'
     with pytest.raises(InvalidRequest, match="stream_options"):
         needs_usage_option(body.encode())

@@ -103,7 +103,7 @@ async def test_a_secret_of_another_length_costs_nothing(
 async def test_what_is_no_secret_of_ours_costs_nothing(
     store: SqliteStore, time: Time, comparisons: list[bytes]
 ) -> None:
-    """Length in characters is not length in bytes, of which bcrypt takes 72."""
+    """Length in characters is not length in bytes; bcrypt takes 72 bytes."""
     for secret in ("\xe9" * 44, "\u00c4" + SECRET[1:], "\0" * 44, SECRET[:-1] + "\n", " " * 44):
         with pytest.raises(AccessDenied):
             await ClientVerifier(store, time).verify(WEB, secret)

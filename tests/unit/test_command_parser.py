@@ -1,4 +1,4 @@
-"""What the command line says of itself, and of words that nobody knows."""
+"""Help texts of the command line, and its answers to unknown words."""
 
 from __future__ import annotations
 

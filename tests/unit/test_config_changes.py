@@ -1,4 +1,4 @@
-"""Which keys a running process takes on: exactly those of labels and prices, and each of the others is told of."""
+"""Which keys a reload applies: exactly labels and prices; all others are reported as needing a restart."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_plain_http_from_an_aws_variable_is_refused_unless_allowed(text: str, va
         (ON_DYNAMODB, {"AWS_ENDPOINT_URL_DYNAMODB": "http://127.0.0.1:8000"}),
         (ON_DYNAMODB, {"AWS_ENDPOINT_URL_DYNAMODB": REMOTE, "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "true"}),
         ("store: {engine: dynamodb, endpoint: 'https://d.example'}\n", {"AWS_ENDPOINT_URL_DYNAMODB": REMOTE}),
-        ("", {"AWS_ENDPOINT_URL_DYNAMODB": REMOTE}),  # on SQLite nobody calls DynamoDB
+        ("", {"AWS_ENDPOINT_URL_DYNAMODB": REMOTE}),  # on SQLite no call goes to DynamoDB
         ("upstream: {endpoint: simulated}\n", {"AWS_ENDPOINT_URL": REMOTE}),
         ("", {"AWS_ENDPOINT_URL_BEDROCK_RUNTIME": REMOTE}),  # where applications send their calls; not read here
     ],

@@ -1,4 +1,4 @@
-"""Labels, the places that serve them, and every kind of price: what they may be, and the line for each that may not."""
+"""Labels, their endpoints and every kind of price: which values are valid, and the line of each that is not."""
 
 from __future__ import annotations
 

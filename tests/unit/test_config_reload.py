@@ -1,4 +1,4 @@
-"""SIGHUP, one after the other: read aside, prepared by all parts, and then taken on by all of them or by none."""
+"""SIGHUP, one at a time: read, prepared by all parts, and then applied by all of them or by none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Container credentials: one token for half its life, made anew whenever that one is good no more."""
+"""Container credentials: one token for half its life, issued again when it is no longer valid."""
 
 from __future__ import annotations
 

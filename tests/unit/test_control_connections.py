@@ -1,4 +1,4 @@
-"""Who may stay connected to the control port: by address, by what they do, and by how much room there is."""
+"""Which connections the control port keeps: by address, by activity, and by free slots."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_place_is_for_one_request() -> None:
     crowd.release_slot(own[0])
     assert crowd.acquire_slot(own[3], SlotClass.CLIENT)
     crowd.remove(own[1])
-    assert not crowd.acquire_slot(own[1], SlotClass.CLIENT)  # who is gone is served nothing
+    assert not crowd.acquire_slot(own[1], SlotClass.CLIENT)  # a closed connection gets no slot
 
 
 _STEPS = st.lists(

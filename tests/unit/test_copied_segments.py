@@ -130,7 +130,7 @@ async def test_estimate_stays_when_its_call_is_carried_into_later_segments(
 
 
 async def test_lost_answers_of_a_grown_segment_count_once(rec: RecordingHarness) -> None:
-    """In several parts, of which others began to send some."""
+    """In several parts, some of which other processes began to send."""
     counters = [rec.counter(f"label{number}") for number in range(SUMS_PER_PART + 3)]
     for counter in counters:
         rec.spend(11, counter)
@@ -194,7 +194,7 @@ async def test_segment_with_other_lines_under_a_counted_name_is_kept(
 async def test_living_owner_keeps_a_segment_of_which_more_lines_were_counted(
     rec: RecordingHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two machines from one image, with one process in the memory of both: nobody else can have more of its lines."""
+    """Two machines from one image, one process in the memory of both: no other process can have more of its lines."""
     rec.spend(7)
     twin, (own,) = copied(rec, "twin"), rec.segments()
     (path,) = segments(twin)

@@ -1,4 +1,4 @@
-"""The most that a request can cost: at whose prices, of which input, and what is refused or has to be counted."""
+"""The most that a request can cost: which prices and inputs count, and what is refused or needs CountTokens."""
 
 from __future__ import annotations
 

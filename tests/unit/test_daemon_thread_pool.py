@@ -1,4 +1,4 @@
-"""Threads for `asyncio.to_thread`: used again, never waited for, and missed by nobody where none can be had."""
+"""Threads for `asyncio.to_thread`: reused, never awaited at exit, and optional where none can be started."""
 
 from __future__ import annotations
 

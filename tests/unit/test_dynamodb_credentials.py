@@ -1,4 +1,4 @@
-"""AWS credentials for the store: newer ones are looked for as often as it helps, and no more often."""
+"""AWS credentials for the store: newer ones are looked for as often as it helps, and not more often."""
 
 from __future__ import annotations
 

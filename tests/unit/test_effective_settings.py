@@ -56,7 +56,7 @@ def test_what_the_org_says_goes_over_the_defaults() -> None:
     )
 
 
-# attribute, what the app says, field of the plan, what comes of it, and whether the budget of an app is needed
+# attribute, what the app says, field of the settings, its expected value, and whether the app needs a budget of its own
 OWN = [
     ("model_ordering", ["economy"], "ordering", ("economy",), True),
     ("quotas", {"premium": 1, "economy": 2}, "quotas", {"premium": MICRO, "economy": 2 * MICRO}, True),

@@ -1,6 +1,6 @@
 """The export in FOCUS, held row by row to the rules of FOCUS 1.3 for the dataset Cost and Usage.
 
-The rules are those of the specification (github.com/FinOps-Open-Cost-and-Usage-Spec/FOCUS_Spec), written down here
+The rules come from the specification (github.com/FinOps-Open-Cost-and-Usage-Spec/FOCUS_Spec), written down here
 without looking at the export: columns, types, allowed values, and what goes with what.
 """
 

@@ -1,4 +1,4 @@
-"""Where a host is: one look for all who ask at once, each of whom may give up by himself."""
+"""Where a host is: one lookup for all concurrent callers, each of which may give up alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from price_keeper.upstream.connection_pool import HostResolver
 
 
 class Resolver:
-    """Answers when it is told to, and remembers what it was asked."""
+    """Answers on command, and remembers what it was asked."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -44,7 +44,7 @@ async def test_all_who_ask_at_once_share_one_look(resolver: Resolver) -> None:
     assert await asyncio.gather(*asking) == [["127.0.0.1", "127.0.0.2"]] * 50
     assert resolver.asked == ["bedrock.test"]
     await name.resolve()
-    assert len(resolver.asked) == 2  # who comes later is told of what holds by then
+    assert len(resolver.asked) == 2  # a later caller gets what holds by then
 
 
 async def test_who_gives_up_takes_nothing_from_the_others(resolver: Resolver) -> None:

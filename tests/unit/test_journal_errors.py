@@ -1,4 +1,4 @@
-"""A disk that is full, broken, or full of somebody else's lines: trouble is told, nothing is lost, and it ends."""
+"""A disk that is full, broken, or holds corrupt lines: trouble is reported, nothing is lost, and it ends."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ async def test_an_end_mark_of_a_wrong_shape_loses_nothing_that_is_carried(rec: R
 
 
 async def test_what_is_carried_past_a_segment_that_lost_its_beginning_counts_once(rec: RecordingHarness) -> None:
-    """A has no seal, the first page of B is gone, and C carries what A began."""
+    """A has no seal, the first page of B is missing, and C carries what A began."""
     calls = [rec.begin(estimate=1000) for _ in range(5)]
     rec.spend(1)
     rec.journal.seal()

@@ -113,7 +113,7 @@ async def test_what_is_left_aside_keeps_all_holds(tmp_path: Path) -> None:
 
 
 async def test_a_damaged_journal_keeps_its_holds_for_good(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A line is lost, and nobody knows what it said; a line that was never finished is another matter."""
+    """A line is lost with unknown content; an unfinished line is another matter."""
     for is_damaged in (False, True):
         store, clock, name = MemoryStore(), ManualClock(), new_budget_key()
         folder = tmp_path / str(is_damaged)

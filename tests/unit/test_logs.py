@@ -1,4 +1,4 @@
-"""How records are written: one line for each, of nothing but what can be printed, whatever somebody named himself."""
+"""How records are written: one printable line each, whatever names callers choose."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_every_field_of_json() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_libraries_are_heard_from_warnings_on(form: Form) -> None:
-    """At their lower levels some tell what they send: hpack every header, with tokens in them."""
+    """At lower levels some libraries log what they send: hpack every header, with tokens in them."""
     with logging_to(form, "debug") as written:
         for name in ("hpack.hpack", "urllib3.connectionpool", "opentelemetry.exporter", "asyncio", "price_keeperish"):
             logging.getLogger(name).setLevel(logging.DEBUG)

@@ -1,4 +1,4 @@
-"""What strangers have the store read: at a pace, each in his turn, and nobody refused for what others sent."""
+"""Store reads for unknown callers: rate limited per address, and no address waits for another's requests."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_whoever_would_wait_too_long_is_told_so() -> None:
     await turns.clock.advance(MAX_LOOKUP_WAIT_SECONDS)
     assert len(turns.came) == MAX_LOOKUP_WAIT_SECONDS * 2 + 1
     assert turns.refused == 100 - len(turns.came)
-    (later,) = turns.ask("192.0.2.1")  # waiting in vain has cost nobody a turn
+    (later,) = turns.ask("192.0.2.1")  # refused requests have used no turn
     await turns.clock.advance(0.5)
     assert later.done()
 

@@ -79,7 +79,7 @@ CONVERSE_USAGES = [
         },
         Usage(3, 5, 0, 10, 60),
     ),
-    (  # a lifetime nobody has heard of
+    (  # an unknown lifetime
         {"inputTokens": 3, "outputTokens": 5, "cacheDetails": [{"ttl": "24h", "inputTokens": 60}]},
         Usage(3, 5, 0, 0, 60),
     ),

@@ -31,7 +31,7 @@ def lower_hex(text: str) -> str:
 
 
 def percent_encoded(text: str) -> str:
-    """Every single character encoded, as is allowed though nobody does it."""
+    """Every single character encoded, which is allowed although no client does it."""
     return "".join(f"%{ord(character):02X}" for character in text)
 
 

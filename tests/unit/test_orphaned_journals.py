@@ -1,4 +1,4 @@
-"""Journals of workers that are no more: everything in them comes to the store once, whenever whoever brings it dies."""
+"""Journals of workers that no longer exist: all of them reach the store once, whichever process dies on the way."""
 
 from __future__ import annotations
 
@@ -63,16 +63,14 @@ async def test_all_that_this_run_has_no_worker_for_is_taken_over(tmp_path: Path,
     async with run_of(tmp_path, exact_store, workers=2) as running:
         assert running.flusher.unflushed_pico == (20 + 7) + (70 + 7)
         assert running.recovered.estimated_calls == 2
-        assert (
-            sum(running.flusher.unflushed_by_counter().values()) == 104
-        )  # for whoever reckons what is spent from now on
+        assert sum(running.flusher.unflushed_by_counter().values()) == 104  # for readers of spend from now on
         assert await running.flusher.flush()
         await running.adopt_orphans()
         assert await counted(exact_store, *lefts) == [(0, 0), (2, 27), (2, 77)]
         assert find_worker_folders(tmp_path) == [tmp_path / "worker-1"]
     async with run_of(tmp_path, exact_store) as running:
         assert await running.flusher.flush()
-        await running.finish()  # also of a run too short to do it meanwhile
+        await running.finish()  # also of a run too short to do it before
     assert await counted(exact_store, *lefts) == [(2, 17), (2, 27), (2, 77)]
     assert find_worker_folders(tmp_path) == []
 
@@ -302,7 +300,7 @@ async def test_one_that_cannot_be_read_keeps_nobody_from_starting(
 
 
 async def test_a_lock_whose_folder_goes_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody opened it just before its owner removed the folder, and has a lock on nothing."""
+    """A process opened it just before its owner removed the folder, and has locked nothing."""
     import fcntl
 
     folder, flock = tmp_path / "worker-1", fcntl.flock

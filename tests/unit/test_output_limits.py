@@ -1,4 +1,4 @@
-"""How long an answer may be: read where it is stated, put in where it is not, and refused where nobody can tell."""
+"""Output limits: read where stated, inserted where not, and refused where they cannot be known."""
 
 from __future__ import annotations
 

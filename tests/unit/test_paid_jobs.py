@@ -1,4 +1,4 @@
-"""Which jobs were paid already: known by caller, of the newest of each, and of no more callers than fit."""
+"""Which jobs were paid already: by caller, the newest of each, for a bounded number of callers."""
 
 from __future__ import annotations
 

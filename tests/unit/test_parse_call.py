@@ -1,4 +1,4 @@
-"""What a request asks for, as far as it can be told without knowing who asks."""
+"""What a request asks for, as far as that follows without knowing the caller."""
 
 from __future__ import annotations
 

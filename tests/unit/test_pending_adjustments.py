@@ -1,4 +1,4 @@
-"""What a limiter tells buckets afterwards: adjustments, and what becomes of writes whose answers get lost."""
+"""Adjustments that a limiter sends to buckets later, and the fate of writes whose answers are lost."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_adjust_whose_answers_get_lost_is_counted_once(rig: BucketHarness,
     await rig.put_item({"rpm_tk": 5_000})
     rig.set_faults(*[fault] * 3)
     await rig.client.adjust([rig.bucket], {"rpm": 1_000}, {"rpm": 7})
-    await rig.client.adjust([rig.bucket], {"rpm": 100}, {"rpm": 10})  # goes on its own: the other one is as it was
+    await rig.client.adjust([rig.bucket], {"rpm": 100}, {"rpm": 10})  # adjusted alone: the other bucket is unchanged
     await rig.client.flush_pending()
     assert await rig.get_item() == rpm_item() | {"rpm_tk": 3_900, "rpm_tc": 17}
     assert len({token for _, token in rig.store.sent[:4]}) == 1

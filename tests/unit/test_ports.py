@@ -1,4 +1,4 @@
-"""The ports that tests give to processes are nobody else's."""
+"""The ports that tests give to processes belong to them alone."""
 
 from __future__ import annotations
 

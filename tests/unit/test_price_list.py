@@ -65,7 +65,7 @@ UNDERSTOOD = {
     "USE1-MP:USE1_output_tokens_priority-Units": ("", "priority", "", "output"),
 }
 
-# Batches, long contexts, reservations, what is no text, another endpoint, models of one's own; and what nobody knows.
+# Batches, long contexts, reservations, non-text, other endpoints, custom models, and unknown ones.
 LEFT_ALONE = """
 USE1-NovaLite-input-tokens-batch
 USE1-Nova2.0Lite-input-tokens-cross-region-global-batch

@@ -298,7 +298,7 @@ def test_the_list_may_know_more_tiers() -> None:
         build_price_table(LLAMA), listed(both, default=both, flex=both, priority={"input": 1}), "2026-11-18"
     )
     assert tariff.source == "aws"
-    assert set(tariff.tiers) == {"default", "flex"}  # of the priority tier nobody knows the output
+    assert set(tariff.tiers) == {"default", "flex"}  # the priority tier's output price is unknown
     assert set(tariff.latencies) == {"optimized"}
     assert tariff.tiers["flex"] == PicoPrices(1, 2, None, None, None)
 

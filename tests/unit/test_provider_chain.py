@@ -1,4 +1,4 @@
-"""Providers of AWS credentials that never answer: who asks goes on after a while, and it mends by itself."""
+"""Providers of AWS credentials that never answer: callers continue after a timeout, and the chain recovers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SOON = 0.02
 
 
 class Silent:
-    """Chains that do not answer before they are told to; of each what it finds is its number."""
+    """Chains that answer on command; each finds its number."""
 
     def __init__(self) -> None:
         self.made = 0
@@ -157,7 +157,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "aws"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:9")  # which nobody is to get to
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:9")  # which must not be reached
     monkeypatch.setattr(provider_chain, "COMMAND_TIMEOUT_SECONDS", 0.5)
     return hangs
 

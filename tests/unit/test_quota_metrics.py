@@ -1,4 +1,4 @@
-"""What is told of quotas: the scopes that matter most, and never more of them than there is room for."""
+"""Quota metrics: the scopes that matter most, and a bounded number of them."""
 
 from __future__ import annotations
 

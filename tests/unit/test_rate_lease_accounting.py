@@ -1,4 +1,4 @@
-"""What one sidecar holds, owes, has used and gives back, and what becomes of it when settings change."""
+"""What one sidecar holds, overdraws, has used and returns, and how changed settings affect it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keeper of leases: who waits for the store, what becomes of calls while it is away, and what goes back when."""
+"""The manager of rate leases: which calls wait for the store, what happens while it is away, and what is returned."""
 
 from __future__ import annotations
 
@@ -408,7 +408,7 @@ def test_if_all_have_calls_under_way_a_new_caller_is_served_exactly() -> None:
 
 @pytest.mark.parametrize("used", [900_000, 2_000_000])
 def test_a_call_that_used_more_than_its_bucket_holds_keeps_nobody_out_for_good(used: int) -> None:
-    """Though somebody keeps asking, so that what is owed never goes back as of one who is idle."""
+    """Although calls keep coming, so that the overdraft is never returned as for an idle caller."""
     of = [RateBucket(Key("rate-buckets", "app", "BUCKET#RATE"), (RateLimit("tpm", 500_000, 6_000_000, 60_000),), 1)]
     costs, owed = {"tpm": 250_000}, used - 500_000
 

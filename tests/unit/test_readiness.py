@@ -179,7 +179,7 @@ async def test_strangers_are_told_the_kind_of_trouble_and_the_log_the_rest_once(
     await clock.advance(1)
     store.failure = failure
     await readiness.report()
-    assert len(caplog.records) == 2  # it began anew
+    assert len(caplog.records) == 2  # it began again
 
 
 async def test_what_callers_are_told_is_told_here_too(caplog: pytest.LogCaptureFixture) -> None:

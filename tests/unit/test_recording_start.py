@@ -84,7 +84,7 @@ async def test_without_room_and_store_a_start_says_what_is_missing(
             pass
     monkeypatch.setattr(os, "pwrite", a_disk_of(lambda: False, errno.EIO))
     rec.store.is_away = False
-    with pytest.raises(JournalUnusable, match="Input/output error"):  # no flush would mend that
+    with pytest.raises(JournalUnusable, match="Input/output error"):  # no flush would repair that
         async with open_recording(config_of(tmp_path / "journal"), rec.store, ManualClock()):
             pass
     monkeypatch.setattr(os, "pwrite", PWRITE)
@@ -109,7 +109,7 @@ async def test_a_disk_that_breaks_is_not_one_without_room(
 async def test_none_goes_before_one_that_could_not_be_sealed(
     tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else nobody could tell at the next start that the call it began has ended since."""
+    """Otherwise the next start could not know that the call it began has ended since."""
     rec = await left_by_a_killed_process(tmp_path, exact_store)
     rec.store.faults = ["rejected"]
     monkeypatch.setattr(os, "pwrite", a_disk_of(lambda: False))

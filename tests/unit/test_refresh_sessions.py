@@ -157,7 +157,7 @@ async def test_by_clocks_that_differ_there_are_no_more_either(store: MemoryStore
         new = await fast.sessions.login(WEB)
         with pytest.raises(TokenRejected):
             await slow.sessions.refresh(first.refresh.token)
-        assert len(await slow.sessions.list_live(WEB)) == 3  # nobody else had to go
+        assert len(await slow.sessions.list_live(WEB)) == 3  # no other session was evicted
         assert read_refused_token(store, first.refresh.token)["why"] == "evicted"
         await slow.sessions.refresh(new.refresh.token)
 
@@ -193,7 +193,7 @@ async def test_sessions_of_an_earlier_generation_neither_count_nor_are_listed(
     assert await here.sessions.list_live(WEB) == []
     new = [await here.sessions.login(WEB, 1) for _ in range(3)]
     assert [session.sid for session in await here.sessions.list_live(WEB)] == [each.sid for each in new]
-    assert len(await read_session_rows(store)) == 6  # nobody had to be evicted for them
+    assert len(await read_session_rows(store)) == 6  # none had to be evicted for them
 
 
 async def test_without_a_limit_nobody_is_evicted_and_nobody_contends(
@@ -220,7 +220,7 @@ async def test_a_lower_limit_holds_after_the_next_login(
 
 
 class _Meddling:
-    """Before each transaction of a line somebody else logs the client in."""
+    """Before each transaction another instance logs the client in."""
 
     def __init__(self, other: TokenServiceInstance, times: int) -> None:
         self.other = other

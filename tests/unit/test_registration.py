@@ -1,4 +1,4 @@
-"""How clients come to their secrets: once, all or nothing, and whoever else writes at the same time."""
+"""How clients get their secrets: once, all or nothing, despite concurrent writers."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ async def test_a_rotation_takes_away_what_waits_to_be_fetched(store: Store, cloc
     assert await store.get(schema.retrieval_token_key(str(row)), consistent=True) is None
     with pytest.raises(AccessDenied):
         await retrieve(store, clock, scope, first.retrieval_token)
-    assert PREVIOUS_SECRET_HASH not in await item_of(store, scope)  # nobody ever had it
+    assert PREVIOUS_SECRET_HASH not in await item_of(store, scope)  # it was never retrieved
     assert await is_good(store, clock, scope, await retrieve(store, clock, scope, second.retrieval_token))
 
 

@@ -84,7 +84,7 @@ def test_the_days_that_are_kept_no_more() -> None:
         check_report_period(parse_report_period("0001-01-01..today"), NOON)
 
 
-LATEST = MARKER_TTL_SECONDS - DAY_SECONDS  # after a call's start, of a flush that nobody forces
+LATEST = MARKER_TTL_SECONDS - DAY_SECONDS  # after a call's start, of a flush without force
 moments = st.floats(min_value=datetime(2020, 1, 1, tzinfo=UTC).timestamp(), max_value=NOON)
 
 

@@ -17,7 +17,7 @@ BEGINS = st.one_of(st.integers(0, 1), st.integers(0, 400).map(lambda ago: TODAY 
 
 @given(BEGINS, ENDS, st.integers(-1, 1))
 def test_each_day_is_in_one_piece(first: date | int, last: date | int, ahead: int) -> None:
-    """`ahead` is how an org's today differs from that of UTC."""
+    """`ahead` is the difference between an org's today and UTC's."""
     asked, today = ReportPeriod("", first, last), TODAY + timedelta(days=ahead)
     whole = asked.resolve(today)
     if whole[0] > whole[1]:

@@ -48,7 +48,7 @@ def test_what_is_kept_in_all_is_bounded_and_the_oldest_goes_first(monkeypatch: p
     for key in range(30):
         call(key).finish()
     assert list(joining._calls) == list(range(10, 30))
-    under_way = [call(key) for key in range(100, 130)]  # they count from their first byte, and nobody's are taken away
+    under_way = [call(key) for key in range(100, 130)]  # they count from their first byte, and are not evicted
     assert joining.kept_bytes <= limits.MAX_TOTAL_BYTES
     assert list(joining._calls) == list(range(100, 120))
     late = Nobody()
@@ -66,7 +66,7 @@ def test_what_is_kept_in_all_is_bounded_and_the_oldest_goes_first(monkeypatch: p
 
 
 def test_random_use_leaves_nothing_behind() -> None:
-    """Whatever becomes of calls, in any order, the bytes counted are those of the calls that can be joined."""
+    """Whatever happens to calls, in any order, the bytes counted belong to calls that can be joined."""
     chance, time = random.Random(3), 0.0
     joining = RetryJoiner(lambda: time)
     under_way: list[SharedResponse] = []
@@ -181,7 +181,7 @@ def test_a_call_that_is_not_sent_yet_is_for_those_who_wait() -> None:
     assert not shared.is_disconnected
     shared.attach(flow)
     second.leave()
-    assert not shared.is_disconnected  # whoever paid for it may come back
+    assert not shared.is_disconnected  # a paying caller may return
     assert not flow.is_left
 
 

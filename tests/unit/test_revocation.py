@@ -252,7 +252,7 @@ async def test_what_is_known_to_be_revoked_stays_so_in_the_grace(
 async def test_an_idle_token_is_asked_about_again_when_the_store_is_back(
     two: list[TokenServiceInstance], clock: ManualClock
 ) -> None:
-    """Let in by the grace, then silent; meanwhile the store came back and somebody revoked it."""
+    """Accepted during the grace, then idle; the store has come back since and the token was revoked."""
     here, there = two
     token = minted(here)
     there.link.failure = AWAY
@@ -420,7 +420,7 @@ async def test_whether_to_hand_a_token_out_again(two: list[TokenServiceInstance]
     await here.revocation.revoke_token(claims)
     await clock.advance(60)
     there.link.failure = AWAY
-    assert not await there.revocation.is_revoked(claims)  # as far as it can be told
+    assert not await there.revocation.is_revoked(claims)  # as far as is known
     there.link.failure = None
     await clock.advance(PROBE_SECONDS)
     assert await there.revocation.is_revoked(claims)

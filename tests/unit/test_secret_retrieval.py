@@ -86,7 +86,7 @@ async def test_it_is_for_its_own_client(store: Store, clock: ManualClock) -> Non
 
 
 async def test_a_row_that_is_passed_off_as_anothers_is_not_opened(clock: ManualClock) -> None:
-    """By whoever may write to the store: the secret is bound to its client by the encryption as well."""
+    """By an attacker who may write to the store: the encryption binds the secret to its client as well."""
     store, scope, other = MemoryStore(), new_scope(), new_scope()
     issued = await register_scope(store, clock, scope)
     key, row = row_of(store)

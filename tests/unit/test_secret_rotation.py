@@ -1,4 +1,4 @@
-"""Secrets that take each other's place: which of them is good, when, and what wrong ones cost meanwhile."""
+"""Secrets that replace each other: which is valid, when, and what wrong ones cost in between."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ async def test_patience_with_a_hash_without_a_check_keeps_the_other_secret_going
     assert await flood(stage, 20) == {"AccessDenied", "TooManyRequests"}
     unchecked, checked = (new, old) if which == SECRET_HASH else (old, new)
     assert await stage.is_good(checked)
-    stage.clock.set_wall(stage.clock.now() - 1000 * HOUR)  # which makes nobody wait for weeks
+    stage.clock.set_wall(stage.clock.now() - 1000 * HOUR)  # which delays no login for weeks
     with pytest.raises(TooManyRequests) as refused:
         await stage.is_good(unchecked)
     assert 0 < (refused.value.retry_after or 0) <= module.FAILED_COMPARISON_SECONDS
@@ -334,18 +334,18 @@ async def test_a_previous_hash_without_an_end_is_not_good(ends: Any) -> None:
 
 STEPS = st.one_of(
     st.tuples(st.just("rotate"), st.sampled_from([0, 1, 2, 168])),
-    st.tuples(st.just("lose"), st.sampled_from([0, 1, 2, 168])),  # a rotation whose secret nobody fetches
+    st.tuples(st.just("lose"), st.sampled_from([0, 1, 2, 168])),  # a rotation whose secret is never retrieved
     st.tuples(st.just("wait"), st.sampled_from([1.0, 30.0, 60.0, HOUR - 1, HOUR, 2 * HOUR, 168 * HOUR])),
     st.tuples(st.just("look"), st.just(0)),
 )
 
 
 class Model:
-    """`spans`: for each secret that somebody has, from when to when it is good."""
+    """`spans`: for each retrieved secret, from when to when it is valid."""
 
     def __init__(self, now: float, secret: str) -> None:
         self.spans: dict[str, tuple[float, float]] = {secret: (now, float("inf"))}
-        self.newest: str | None = secret  # None if nobody has it
+        self.newest: str | None = secret  # None if it was not retrieved
         self.previous: str | None = None
 
     def rotated(self, now: float, grace: int, secret: str | None) -> None:

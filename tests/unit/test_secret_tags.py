@@ -1,4 +1,4 @@
-"""Marks within secrets: known by every process that has the keys, for one use, and forged by nobody."""
+"""Tags within secrets: recognised by every process that has the keys, for one use, and not forgeable."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def test_a_hole_that_a_power_cut_left_costs_the_lines_in_it_and_no_other(tmp_pat
 
 
 def test_without_memory_for_room_it_is_as_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever keeps the journal owes the line then, and writes it later."""
+    """The journal still has to write the line then, and does so later."""
     segment, write = Segment(tmp_path, NAME), os.pwrite
 
     def none(*_: Any) -> int:

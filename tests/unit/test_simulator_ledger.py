@@ -132,4 +132,4 @@ def test_a_file_has_every_arrival_before_its_outcome(tmp_path):
     again = Ledger(file)
     added(again)
     again.close()
-    assert [each["sequence"] for each in read_ledger(file)] == [1, 2, 1]  # appended, not begun anew
+    assert [each["sequence"] for each in read_ledger(file)] == [1, 2, 1]  # appended, not started again

@@ -125,7 +125,7 @@ async def test_what_is_spent_is_written_now_and_then_and_not_with_every_flush(
             assert known - 6 * USD <= sum(stood.spent["premium"]) <= known
         assert 10 <= len(seen) <= 14
         await one.wait_for_refresh()
-        for is_more in (True, False):  # to be told of what it knows is no reason to write
+        for is_more in (True, False):  # known news are no reason to write
             if is_more:
                 await one.spend(who, 1 * USD)
             before = file.stat().st_mtime_ns

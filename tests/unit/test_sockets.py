@@ -16,7 +16,7 @@ ADDRESSES = ("127.0.0.1", "127.0.0.2", "::1")  # as `localhost` has several on m
 
 
 class Machine:
-    """What the system's sockets do, with ports that the test takes: those of a real one are taken by anybody."""
+    """What the system's sockets do, with ports that the test takes: a real port may be taken by any program."""
 
     def __init__(self, taken: dict[str, set[int]], missing: frozenset[str] = frozenset()) -> None:
         self.taken, self.missing = taken, missing

@@ -1,4 +1,4 @@
-"""What the benchmark says of its figures, and how it reads those of others."""
+"""What the benchmark reports of its figures, and how it parses other tools' output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A flush in several transactions of which the store took some: what a restart then makes of journal and notes."""
+"""A flush in several transactions, some of which the store applied: what a restart makes of journal and snapshot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from price_keeper.stores.contract import Store
 from tests.support.budget_fleet import USD, new_caller, open_budget_sidecar, put_budget
 from tests.support.clock import ManualClock
 
-APPS = 50  # of which each is charged to a scope of its own: more than one transaction takes
+APPS = 50  # each charged to its own scope: more than one transaction takes
 
 
 async def test_spend_of_a_half_flushed_segment_counts_once_after_a_restart(tmp_path: Path, exact_store: Store) -> None:

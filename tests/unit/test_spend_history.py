@@ -1,4 +1,4 @@
-"""How spend grew, as samples: never more of them than promised, and never far from what was told."""
+"""How spend grew, as samples: a bounded number of them, and close to the reported values."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_of_too_many_the_one_not_heard_of_for_longest_goes() -> None:
 
 
 def test_what_nothing_was_spent_of_takes_no_room_from_what_was() -> None:
-    """Somebody may look at any number of apps that there are not."""
+    """A page may ask for any number of apps that do not exist."""
     history = SpendHistory()
     spent = Counter("ORG#0", "premium", "DAY#20261118", 8)
     history.record(spent, 0, 0.0)

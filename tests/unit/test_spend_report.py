@@ -184,7 +184,7 @@ async def test_a_day_that_is_over_and_added_up_is_read_from_totals_alone(acme: O
 
 @pytest.mark.parametrize("after", [-1, 30, HOUR - 1])
 async def test_a_total_that_may_have_missed_a_late_flush_is_not_believed(acme: Org, after: float) -> None:
-    """Stamped before the day's end; or after it, when somebody may still have flushed calls from before it."""
+    """Stamped before the day's end; or after it, when calls from before it may still have been flushed."""
     acme.call("shop", "premium", 1)
     await acme.flush()
     await acme.rec.clock.advance(12 * HOUR - 2)
@@ -204,7 +204,7 @@ async def test_what_a_journal_brings_weeks_later_is_found_and_nothing_old_is_bel
     await acme.aggregate()
     acme.rec.clock.set_wall(NOON)  # a pod that was away: its calls were made on that day
     acme.call("shop", "premium", 2)
-    acme.call("bot", "economy", 4)  # and of this nobody has ever heard
+    acme.call("bot", "economy", 4)  # and this one was never reported
     acme.rec.clock.set_wall(NOON + 33 * DAY)
     await acme.flush()
     assert await acme.told("2026-11-18") == {("shop", "premium", "2026-11-18"): 3, ("bot", "economy", "2026-11-18"): 4}
@@ -213,7 +213,7 @@ async def test_what_a_journal_brings_weeks_later_is_found_and_nothing_old_is_bel
 
 
 async def test_a_total_outlives_its_shards(acme: Org) -> None:
-    """And where some shards are gone already, what was known of them is not."""
+    """And where some shards have expired, their known sum remains."""
     for pico in (1, 2, 3, 4, 5, 6):
         acme.call("shop", "premium", pico)
         await acme.flush()
@@ -242,7 +242,7 @@ async def test_a_stamp_in_the_future_proves_nothing(acme: Org) -> None:
 
 
 async def test_a_day_that_goes_on_is_read_from_shards_whatever_its_total_says(acme: Org) -> None:
-    """Nobody flushed since the UTC day ended at which the total was made; yet the org's own day has half to go."""
+    """No flush came since the UTC day ended at which the total was made; yet the org's own day has half to go."""
     acme.zone = load_zone("Etc/GMT+12")
     await acme.register()
     await acme.rec.clock.advance(HOUR)
@@ -257,7 +257,7 @@ async def test_a_day_that_goes_on_is_read_from_shards_whatever_its_total_says(ac
 
 @pytest.mark.parametrize(("first", "second"), [(8, 64), (64, 8)])
 async def test_a_counter_that_was_spread_over_another_number_of_shards(acme: Org, first: int, second: int) -> None:
-    """The number that stands in the list of one day, and another in that of the next."""
+    """The number in the list of one day, and another in the next day's list."""
     for pico, shards, flushed in ((1, first, NOON), (10, second, NOON + DAY)):
         for _ in range(20):
             acme.rec.clock.set_wall(NOON)

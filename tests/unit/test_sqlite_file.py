@@ -40,7 +40,7 @@ async def store(path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Sq
 
 
 async def refusals(store: SqliteStore) -> list[str]:
-    """What a write, a read and a look are told, each being refused."""
+    """The refusals of a write, a read and a probe."""
     found = []
     for work in (lambda: store.update(ADD_ONE), lambda: store.get(KEY), store.check_file):
         with pytest.raises(StoreUnavailable) as refused:

@@ -1,4 +1,4 @@
-"""What streams of frames say they used: whole, cut anywhere, and with payloads of which only the end was kept."""
+"""The usage that event streams state: complete, cut anywhere, and with payloads of which only the end was kept."""
 
 from __future__ import annotations
 
@@ -405,7 +405,7 @@ def test_a_count_that_cannot_be_one_gives_way_to_the_next_best():
     assert stream.usage() == Usage(8, 90)
 
 
-# ---------------------------------------------------------------- InvokeModel, of which only the end was kept
+# ---------------------------------------------------------------- InvokeModel, with only the end of the payload kept
 
 
 @pytest.mark.parametrize("text", ["x" * 3000, "ü€" * 900, '"' + METRICS + '":{"inputTokenCount":0}' * 60])

@@ -118,7 +118,7 @@ def test_one_that_cannot_start_ends_all_and_is_the_reason(tmp_path: Path, ending
 
 
 def test_a_death_between_two_starts_is_told_with_its_reason(tmp_path: Path) -> None:
-    """The second of worker 2 cannot start; nor is there a third, as all stop meanwhile."""
+    """The second start of worker 2 fails; there is no third, as all workers stop then."""
     work = """
     made = os.path.join(deaths, "made")
     if place.number == 2:

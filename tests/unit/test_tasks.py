@@ -1,4 +1,4 @@
-"""Background tasks: a crash is told once and mended, a stop is complete."""
+"""Background tasks: a crash is logged once and the task restarted; a stop is complete."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_a_minted_token_names_its_caller_until_it_expires(tokens: TokenService, 
     time.now = NOW + 3599.9
     tokens.verify_caller(minted.token)
     time.now = NOW + 3600.0
-    for _ in range(2):  # first from memory, then anew
+    for _ in range(2):  # first from the cache, then verified again
         with pytest.raises(TokenExpired):
             tokens.verify_caller(minted.token)
 
@@ -100,7 +100,7 @@ def _tampered(token: str) -> str:
 
 
 def _bringing_its_key() -> str:
-    """Signed well, with a key that nobody but the token itself speaks for."""
+    """Signed correctly, with a key that only the token itself names."""
     own = Ed25519PrivateKey.generate()
     jwk = json.loads(OKPAlgorithm.to_jwk(own.public_key()))
     return jwt.encode(claims(), own, "EdDSA", headers={"kid": "k1", "jwk": jwk, "jku": "https://evil.example/jwks"})

@@ -1,4 +1,4 @@
-"""An org that nobody has registered: refused by default, metered where that is wanted; and while the store is away."""
+"""An org that is not registered: refused by default, metered where configured; and while the store is away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several places of one answer that tell of its usage: body and headers, totals and parts, a stream's start and end."""
+"""Several places of one response that state usage: body and headers, totals and parts, start and end of a stream."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """What a model says is no usage. Callers decide what that is: by asking for it word for word, or by a tool whose input
-has the names by which answers tell what they used.
+has the names under which responses state usage.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ async def test_nor_more_than_a_reader_may_be_behind() -> None:
     for number in range(6):
         outbox.write(place(written, "a"), half)
         assert len(written) == number + number % 2
-    outbox.write(place(written, "b"), b"short")  # what was written counts no more
+    outbox.write(place(written, "b"), b"short")  # written bytes do not count any longer
     assert len(written) == 6
     await asyncio.sleep(0)
     assert written[-1] == ("b", b"short")

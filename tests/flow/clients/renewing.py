@@ -1,4 +1,4 @@
-"""Clients that live on while their tokens do not, and what they fetch meanwhile."""
+"""Clients that outlive their tokens, and what they fetch in between."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Sidecars on one store. Nobody asks the other one before a test does; tokens of the usual one last an hour."""
+    """Sidecars on one store. No test but the one concerned calls the other; tokens of the usual one last an hour."""
 
     here: Sidecar
     other: Sidecar
@@ -130,7 +130,7 @@ class Fetch:
 
 
 class Window:
-    """Where a client fetches its credentials: each fetch goes on to a sidecar, and its answer is noted."""
+    """Where a client fetches its credentials: each fetch is forwarded to a sidecar, and its answer recorded."""
 
     def __init__(self, sidecar: str) -> None:
         self.sidecar = sidecar

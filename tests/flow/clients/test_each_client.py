@@ -111,7 +111,7 @@ def test_a_cut_answer_is_not_taken_for_a_whole_one(client: Client, found: Measur
 def test_it_tries_again_where_that_helps_and_only_there(client: Client, found: Measured) -> None:
     tries = {situation: trouble.tries for situation, trouble in found.troubles.items()}
     assert [tries[each] for each in NEVER_TRIED_AGAIN if each in tries and tries[each] != 1] == []
-    if client is not LITELLM:  # which leaves it to whoever calls it
+    if client is not LITELLM:  # which leaves it to its caller
         assert tries[UNREACHABLE] > 1
         assert tries[THROTTLING] > 1
 

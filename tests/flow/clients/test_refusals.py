@@ -1,4 +1,4 @@
-"""What the AWS SDKs raise where a call asks for what nobody may have, or does not say who calls: and they ask once."""
+"""What the AWS SDKs raise for calls that are never allowed or do not say who calls: and they do not retry."""
 
 from __future__ import annotations
 

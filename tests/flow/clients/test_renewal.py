@@ -1,4 +1,4 @@
-"""Clients fetch container credentials anew by themselves: no call fails for a token's end, and few tokens are minted.
+"""Clients renew container credentials themselves: no call fails when a token expires, and few tokens are minted.
 
 A life of a few seconds is possible: botocore then fetches before every call (it wants 15 minutes to be left), and
 JavaScript does so too (5 minutes), but beside the call, which goes out with what was fetched for the one before unless
@@ -166,7 +166,7 @@ def _outlive_a_secret(client: Client, running: Fleet) -> Rotated:
                 status, _ = fetched(running.other.data, new.pair)
                 return Rotated(ends, time.time(), error, window.fetches[fetched_before:], status)
             time.sleep(PAUSE)
-    raise AssertionError(f"{client} goes on with a secret that is over")
+    raise AssertionError(f"{client} still uses an expired secret")
 
 
 async def _rotate(running: Fleet, known: Known) -> tuple[Known, float]:

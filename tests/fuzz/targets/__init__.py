@@ -16,5 +16,5 @@ def target(name: str) -> Callable[[bytes], None]:
 
 
 def words(name: str) -> tuple[bytes, ...]:
-    """Pieces of input that nobody guesses byte by byte."""
+    """Pieces of input that no fuzzer guesses byte by byte."""
     return tuple(getattr(import_module(f"{__name__}.{name}"), "WORDS", ()))

@@ -1,4 +1,4 @@
-"""What is put into callers' bodies is there whoever reads them, and nothing else of them changes."""
+"""What is inserted into callers' bodies is seen by every parser, and nothing else of them changes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def one(data: bytes) -> None:
 
 
 def _found(body: bytes, told: Any) -> None:
-    """By the way of small bodies and by that of large ones, at the same places; or refused by both."""
+    """By the parser for small bodies and by the one for large ones, at the same places; or refused by both."""
     quick = _members(body)
     with mock.patch.object(json_splice, "SMALL_BYTES", -1):
         slow = _members(body)
@@ -98,7 +98,7 @@ def _usage_asked(body: bytes, told: Any) -> None:
         streams = [view.get("stream") is True for view in views(body)]
         options = [view.get("stream_options") for view in views(body)]
         asked = [isinstance(each, dict) and each.get("include_usage") is True for each in options]
-        holds(not any(streams) or all(asked), "a stream of which nobody asks the usage")
+        holds(not any(streams) or all(asked), "a stream without the usage option")
         return
     changed = chat_stream_usage.add_usage_option(body)
     same(pairs(changed).but("stream_options"), told.but("stream_options"), "what is not ours")

@@ -1,4 +1,4 @@
-"""The events of chat completions: read for their usage, and shown without it to whoever did not ask for it."""
+"""The events of chat completions: read for their usage, and relayed without it if the caller did not ask for it."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def _outcome(text: str, environ: Mapping[str, str]) -> Config | tuple[str, ...]:
         holds(place, f"no place: {problem!r}")
         assert place is not None
         holds(place[1] is None or int(place[1]) <= lines, f"no such line: {problem!r} of {lines}")
-        holds("hunter2" not in problem, f"a secret is told: {problem!r}")
+        holds("hunter2" not in problem, f"a secret is shown: {problem!r}")
     return found
 
 

@@ -39,7 +39,7 @@ def one(data: bytes) -> None:
 
 
 def _asked(body: bytes, encoding: str) -> None:
-    """Whoever reads JSON of any width, and the first or the last of two members, finds no guardrail that we do not."""
+    """Parsers of JSON of any width, of the first or the last of two members, find no guardrail that we do not."""
     try:
         body = body.decode().encode(encoding)
         last = json.loads(body)

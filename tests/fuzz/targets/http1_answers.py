@@ -1,4 +1,4 @@
-"""Bedrock's HTTP/1.1: what reaches a caller as a whole answer is the one that a strict reader sees, and no more."""
+"""Bedrock's HTTP/1.1: what reaches a caller as a whole answer is exactly the one that a strict reader sees."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _check(caller: Caller, sent: bytes, *, is_clean_end: bool) -> None:
     with suppress(NoHttp, More):
         expected, _ = strict_http1.answer(sent, 0, is_over=is_clean_end)
     same(caller.tapped, caller.body, "what is metered")
-    holds(caller.outcome is not None, "nobody was told how it ended")
+    holds(caller.outcome is not None, "the listener got no outcome")
     assert caller.outcome is not None
     same(
         caller.on_end,

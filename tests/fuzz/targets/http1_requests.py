@@ -121,7 +121,7 @@ def _answers(talk: Talk) -> list[Message]:
             body = b"" if asked.method == b"HEAD" else asked.body
             same((message.first[0], message.body), (b"200", body), "the echo")
         else:
-            same(number, len(talk.taken), "answers that nobody asked for")
+            same(number, len(talk.taken), "answers without a request")
             holds(message.first[0] in (b"400", b"413", b"503") and message.is_last, f"a refusal: {message}")
     holds(len(found) >= len(talk.taken), "a request without an answer")
     return found

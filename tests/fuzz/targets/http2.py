@@ -31,7 +31,7 @@ from tests.fuzz.strict_http2 import (
 )
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-GREETING = b"\0\0\0\4\0\0\0\0\0"  # settings, of which none is another than usual
+GREETING = b"\0\0\0\4\0\0\0\0\0"  # settings, all at their defaults
 WIDE = ServerLimits()
 NARROW = ServerLimits(
     head_bytes=400, body_bytes=600, requests_bytes=3000 + 3 * STREAM_BYTES, streams=3, stream_resets=4, control_frames=8
@@ -200,14 +200,14 @@ def _same(number: int, request: Request, expected: Heard) -> None:
 
 
 def _check_answers(talk: Talk, expected: Heard) -> None:
-    """Whole frames alone; to a stream one head, and no more of a body than its client would take."""
+    """Complete frames alone; to a stream one head, and at most as much body as its client accepts."""
     answers: dict[int, list[int]] = {}
     size = 0
     for frame in frames(talk.said):
         size += 9 + len(frame.payload)
         if frame.kind == HEADERS:
             same(answers.setdefault(frame.stream, []), [], f"heads on stream {frame.stream}")
-            holds(expected.streams.get(frame.stream), f"an answer to stream {frame.stream}, which nobody opened")
+            holds(expected.streams.get(frame.stream), f"an answer to stream {frame.stream}, which was never opened")
             answers[frame.stream].append(0)
         elif frame.kind == DATA:
             holds(answers.get(frame.stream), f"a body without a head on stream {frame.stream}")

@@ -45,7 +45,7 @@ def one(data: bytes) -> None:
     folder.mkdir(parents=True)
     logging.getLogger("price_keeper.recording").disabled = True
     try:
-        with mock.patch("os.fsync"):  # that costs as much as all else here, and nobody pulls a plug
+        with mock.patch("os.fsync"):  # that costs as much as all else here, and no power cut is tested
             if reader.byte() % 4 == 3:
                 _of_strange_lines(reader, folder)
             else:
@@ -147,7 +147,7 @@ def _recovered(folder: Path) -> dict[int, tuple[int, int]]:
 
 
 def _of_strange_lines(reader: Reader, folder: Path) -> None:
-    """Whole by their checksums, and of whatever they like: they cost nobody else's line."""
+    """Valid by their checksums, with arbitrary content: they cost no other line."""
     good = orjson.dumps(["I", 999, 0, 1, 1, 5, [["ORG#a", "call999", "DAY#20261118", 8]]])
     lines = [encode_line(b'["H","a","",1]'), encode_line(b'["E","",0]')][: reader.byte() % 3]
     for _ in range(reader.byte() % 8):

@@ -74,7 +74,7 @@ def _forwarded(request: Request) -> None:
 
 
 def _means(path: str, target: OperationPath) -> None:
-    """The caller's own spelling holds this id, decoded no more than twice."""
+    """The caller's own spelling holds this id, decoded at most twice."""
     start = path.index("/", 1) + 1
     end = len(path) if target.operation is Operation.ASYNC_INVOKE else path.rindex("/")
     if target.operation is Operation.APPLY_GUARDRAIL:

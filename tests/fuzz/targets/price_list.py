@@ -63,4 +63,4 @@ def one(data: bytes) -> None:
         if not isinstance(listed, UnclearPrices):
             told = {product.pico for product in products}
             for table in (*listed.tiers.values(), *listed.latencies.values()):
-                holds(set(table.values()) <= told, f"prices that nobody told: {table}")
+                holds(set(table.values()) <= told, f"prices that are not in the list: {table}")

@@ -93,7 +93,7 @@ def _by_hand(wire: dict[str, Any]) -> None:
     """In DynamoDB's own form, as a person may have put it there; what that would refuse is nothing we could read."""
     good = {name: value for name, value in wire.items() if _could_be(value)}
     found = item_from_wire(good)
-    holds(found.keys() <= good.keys(), "attributes that nobody wrote")
+    holds(found.keys() <= good.keys(), "attributes that were not written")
     for name, value in found.items():
         same(value, from_wire(good[name]), "an attribute")
     _planned(found)

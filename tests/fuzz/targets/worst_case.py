@@ -97,7 +97,7 @@ def _says_its_length(found: CostCeiling, body: dict[str, Any]) -> None:
     for name in TIMES:
         for place in (body, body.get(PLACES[2]) or {}):
             times *= place[name] if type(place.get(name)) is int else 1
-    holds(told, f"no limit is told: {body}")
+    holds(told, f"no limit is stated: {body}")
     holds(max(told) * times <= found.output_tokens, f"{max(told)} times {times} is more than {found.output_tokens}")
 
 

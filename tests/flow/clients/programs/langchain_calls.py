@@ -13,7 +13,7 @@ from telling import Call, tell, told
 
 def opened(settings: dict[str, Any]) -> Call:
     def call(operation: str, arguments: dict[str, Any]) -> Any:
-        # It knows from an id who made the model and whether it streams; of a label it has to be told.
+        # It knows from an id who made the model and whether it streams; for a label both have to be given.
         model = ChatBedrockConverse(
             model=arguments["model"], provider="anthropic", disable_streaming=False, max_tokens=40, **settings
         )
