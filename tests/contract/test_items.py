@@ -45,7 +45,7 @@ EVERY_KIND = {
 }
 
 
-async def test_an_item_comes_back_as_it_was_put(store: Store, pk: str) -> None:
+async def test_item_is_read_as_written(store: Store, pk: str) -> None:
     key = Key("config", pk, "CONFIG")
     await store.put(Put(key, EVERY_KIND))
     found = await store.get(key, consistent=True)
@@ -53,20 +53,20 @@ async def test_an_item_comes_back_as_it_was_put(store: Store, pk: str) -> None:
     assert {name: type(value) for name, value in found.items()} == {n: type(v) for n, v in EVERY_KIND.items()}
 
 
-async def test_what_is_not_there_is_none(store: Store, pk: str) -> None:
+async def test_missing_item_is_none(store: Store, pk: str) -> None:
     assert await store.get(Key("config", pk, "CONFIG")) is None
     assert await store.get(Key("revoked-tokens", pk)) is None
     assert await store.delete(Delete(Key("config", pk, "CONFIG"))) is None
 
 
-async def test_a_put_replaces_the_whole_item(store: Store, pk: str) -> None:
+async def test_put_replaces_whole_item(store: Store, pk: str) -> None:
     key = Key("config", pk, "CONFIG")
     await store.put(Put(key, {"a": 1, "b": 2}))
     await store.put(Put(key, {"b": 3}))
     assert await store.get(key, consistent=True) == {"b": 3}
 
 
-async def test_tables_keep_their_items_apart(store: Store, pk: str) -> None:
+async def test_tables_keep_items_apart(store: Store, pk: str) -> None:
     await store.put(Put(Key("config", pk, "X"), {"a": 1}))
     await store.put(Put(Key("audit", pk, "X"), {"a": 2}))
     assert await store.get(Key("config", pk, "X"), consistent=True) == {"a": 1}
@@ -76,7 +76,7 @@ async def test_tables_keep_their_items_apart(store: Store, pk: str) -> None:
     ("one", "other"),
     [(1, Decimal("1.0")), (Decimal("1.50"), Decimal("1.5")), (0, Decimal("-0")), (100, Decimal("1E+2"))],
 )
-async def test_a_number_has_one_form(store: Store, pk: str, one: int | Decimal, other: Decimal) -> None:
+async def test_equal_numbers_have_one_form(store: Store, pk: str, one: int | Decimal, other: Decimal) -> None:
     key = Key("config", pk, "CONFIG")
     await store.put(Put(key, {"n": other}))
     found = await store.get(key, consistent=True)
@@ -84,7 +84,7 @@ async def test_a_number_has_one_form(store: Store, pk: str, one: int | Decimal, 
     assert type(found["n"]) is type(one)
 
 
-async def test_an_update_makes_and_changes(store: Store, pk: str) -> None:
+async def test_update_creates_and_changes(store: Store, pk: str) -> None:
     key = Key("config", pk, "CONFIG")
     made = await store.update(Update(key, set={"a": "x", "gone": 1}, set_if_missing={"first": 1}, add={"n": 5}))
     assert made == {"a": "x", "gone": 1, "first": 1, "n": 5}
@@ -105,7 +105,7 @@ async def test_counters_are_exact_to_38_digits(store: Store, pk: str) -> None:
     }
 
 
-async def test_a_delete_gives_back_what_stood_there(store: Store, pk: str) -> None:
+async def test_delete_returns_former_item(store: Store, pk: str) -> None:
     key = Key("secret-retrieval-tokens", pk)
     await store.put(Put(key, {"secret": b"sealed"}))
     assert await store.delete(Delete(key, ItemExists())) == {"secret": b"sealed"}
@@ -175,7 +175,7 @@ OF_ANOTHER_KIND: list[Condition] = [
 
 
 @pytest.mark.parametrize("condition", HOLDING, ids=repr)
-async def test_a_condition_that_holds_lets_the_write_through(store: Store, pk: str, condition: Condition) -> None:
+async def test_true_condition_allows_write(store: Store, pk: str, condition: Condition) -> None:
     key = Key("config", pk, "CONFIG")
     await store.put(Put(key, STANDING))
     assert (await store.update(Update(key, set={"done": True}, condition=condition)))["done"] is True
@@ -184,14 +184,14 @@ async def test_a_condition_that_holds_lets_the_write_through(store: Store, pk: s
 
 
 @pytest.mark.parametrize("condition", FAILING, ids=repr)
-async def test_a_condition_that_fails_keeps_the_item(store: Store, pk: str, condition: Condition) -> None:
+async def test_false_condition_keeps_item(store: Store, pk: str, condition: Condition) -> None:
     key = Key("config", pk, "CONFIG")
     await store.put(Put(key, STANDING))
     await _refuses_to_write(store, key, condition)
 
 
 @pytest.mark.parametrize("condition", OF_ANOTHER_KIND, ids=repr)
-async def test_values_of_different_kinds_never_compare(exact_store: Store, pk: str, condition: Condition) -> None:
+async def test_values_of_different_types_never_compare(exact_store: Store, pk: str, condition: Condition) -> None:
     key = Key("config", pk, "CONFIG")
     await exact_store.put(Put(key, STANDING))
     await _refuses_to_write(exact_store, key, condition)
@@ -223,7 +223,7 @@ ON_NOTHING: list[tuple[Condition, bool]] = [
 
 
 @pytest.mark.parametrize(("condition", "does_hold"), ON_NOTHING, ids=repr)
-async def test_conditions_where_nothing_stands(store: Store, pk: str, condition: Condition, does_hold: bool) -> None:
+async def test_conditions_on_missing_item(store: Store, pk: str, condition: Condition, does_hold: bool) -> None:
     key = Key("config", pk, "CONFIG")
     if does_hold:
         await store.put(Put(key, {"a": 1}, condition))
@@ -263,7 +263,7 @@ UNKEEPABLE = {
 
 
 @pytest.mark.parametrize("item", UNKEEPABLE.values(), ids=UNKEEPABLE.keys())
-async def test_what_cannot_be_kept_exactly_is_rejected(store: Store, pk: str, item: dict[str, object]) -> None:
+async def test_inexact_value_is_rejected(store: Store, pk: str, item: dict[str, object]) -> None:
     key = Key("config", pk, "CONFIG")
     with pytest.raises(InvalidStoreRequest):
         await store.put(Put(key, item))  # type: ignore[arg-type]
@@ -292,7 +292,7 @@ BAD_WRITES = {
 
 
 @pytest.mark.parametrize("write", BAD_WRITES.values(), ids=BAD_WRITES.keys())
-async def test_a_write_that_makes_no_sense_is_rejected(store: Store, write: Put | Update | Delete) -> None:
+async def test_invalid_write_is_rejected(store: Store, write: Put | Update | Delete) -> None:
     verbs = {Put: store.put, Update: store.update, Delete: store.delete}
     with pytest.raises(InvalidStoreRequest):
         await verbs[type(write)](write)  # type: ignore[operator]
@@ -300,7 +300,7 @@ async def test_a_write_that_makes_no_sense_is_rejected(store: Store, write: Put 
         await store.transact([write])
 
 
-async def test_adding_to_what_is_no_number_is_rejected(store: Store, pk: str) -> None:
+async def test_add_to_non_number_is_rejected(store: Store, pk: str) -> None:
     key = Key("config", pk, "CONFIG")
     await store.put(Put(key, {"a": "text"}))
     with pytest.raises(InvalidStoreRequest):
@@ -311,7 +311,7 @@ async def test_adding_to_what_is_no_number_is_rejected(store: Store, pk: str) ->
     assert await store.get(Key("config", pk, "OTHER"), consistent=True) is None
 
 
-async def test_items_handed_out_are_the_callers_own(store: Store, pk: str) -> None:
+async def test_returned_items_are_independent_copies(store: Store, pk: str) -> None:
     key = Key("config", pk, "CONFIG")
     given = {"l": [1], "m": {"a": 1}}
     await store.put(Put(key, given))
@@ -321,13 +321,13 @@ async def test_items_handed_out_are_the_callers_own(store: Store, pk: str) -> No
 
 
 @pytest.mark.parametrize(("expiry", "is_live"), [(99, False), (100, False), (101, True), (Decimal("100.5"), True)])
-def test_a_row_is_over_from_its_expiry_on(expiry: int | Decimal, is_live: bool) -> None:
+def test_item_is_expired_from_its_expiry_on(expiry: int | Decimal, is_live: bool) -> None:
     item = {"expires_at_epoch": expiry}
     assert ignore_expired(item, 100.0) == (item if is_live else None)
     assert ignore_expired({"a": 1}, 100.0) == {"a": 1}
     assert ignore_expired(None, 100.0) is None
 
 
-async def test_a_time_beyond_all_times_is_kept(store: Store, pk: str) -> None:
+async def test_far_future_expiry_is_kept(store: Store, pk: str) -> None:
     await store.put(Put(Key("config", pk, "CONFIG"), {"expires_at_epoch": 2**63}))
     assert await store.get(Key("config", pk, "CONFIG"), consistent=True) == {"expires_at_epoch": 2**63}

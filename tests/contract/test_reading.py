@@ -50,13 +50,13 @@ RANGES = {
 
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize(("sort", "belongs"), RANGES.values(), ids=RANGES.keys())
-async def test_a_range_comes_in_the_order_of_its_bytes(store, partition, sort, belongs, descending) -> None:
+async def test_range_is_in_byte_order(store, partition, sort, belongs, descending) -> None:
     expected = [sk for sk in IN_ORDER if belongs(sk)]
     query = Query("config", partition, sort, descending=descending, consistent=True)
     assert await _sort_keys(store, query) == (expected[::-1] if descending else expected)
 
 
-async def test_rows_carry_their_key_and_item(store: Store, partition: str) -> None:
+async def test_rows_have_key_and_item(store: Store, partition: str) -> None:
     page = await store.query(Query("config", partition, Prefix("DAY#"), limit=5, consistent=True))
     assert page.rows == (
         (Key("config", partition, "DAY#20261118"), {"n": 6}),
@@ -64,7 +64,7 @@ async def test_rows_carry_their_key_and_item(store: Store, partition: str) -> No
     )
 
 
-async def test_the_newest_up_to_a_bound(store: Store, partition: str) -> None:
+async def test_newest_rows_up_to_limit(store: Store, partition: str) -> None:
     page = await store.query(
         Query("config", partition, Between(high="DAY#20261118zzz"), descending=True, limit=1, consistent=True)
     )
@@ -73,18 +73,18 @@ async def test_the_newest_up_to_a_bound(store: Store, partition: str) -> None:
 
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 3, 10, 11, 12])
-async def test_pages_lead_through_everything_once(store: Store, partition: str, size: int, descending: bool) -> None:
+async def test_pages_cover_everything_once(store: Store, partition: str, size: int, descending: bool) -> None:
     query = Query("config", partition, descending=descending, consistent=True)
     found = [row.key.sk async for row in iterate_rows(store, query, page_size=size)]
     assert found == (IN_ORDER[::-1] if descending else IN_ORDER)
 
 
-async def test_a_page_begins_after_a_key_that_is_gone(store: Store, partition: str) -> None:
+async def test_page_starts_after_deleted_key(store: Store, partition: str) -> None:
     page = await store.query(Query("config", partition, after="APP#aa", limit=1, consistent=True))
     assert [row.key.sk for row in page.rows] == ["APP#b"]
 
 
-async def test_a_partition_larger_than_an_answer(store: Store, pk: str) -> None:
+async def test_partition_larger_than_one_answer_is_read(store: Store, pk: str) -> None:
     """DynamoDB answers with at most 1 MB; the store then asks for the rest."""
     for number in range(8):
         await store.put(Put(Key("audit", pk, f"{number}"), {"text": "x" * 300_000}))
@@ -95,7 +95,7 @@ async def test_a_partition_larger_than_an_answer(store: Store, pk: str) -> None:
     assert len(page.rows) == 7
 
 
-async def test_many_items_in_the_order_asked(store: Store, pk: str) -> None:
+async def test_many_items_are_returned_in_requested_order(store: Store, pk: str) -> None:
     present = [Key("daily-total", f"{pk}#{number}", "DAY#20261118") for number in range(0, 250, 2)]
     for number, key in enumerate(present):
         await store.put(Put(key, {"n": number}))
@@ -125,12 +125,12 @@ BAD_QUERIES = [
 
 
 @pytest.mark.parametrize("query", BAD_QUERIES, ids=repr)
-async def test_a_query_that_makes_no_sense_is_rejected(store: Store, query: Query) -> None:
+async def test_invalid_query_is_rejected(store: Store, query: Query) -> None:
     with pytest.raises(InvalidStoreRequest):
         await store.query(query)
 
 
-async def test_asking_for_what_cannot_be_is_rejected(store: Store) -> None:
+async def test_invalid_read_is_rejected(store: Store) -> None:
     with pytest.raises(InvalidStoreRequest):
         await store.get(Key("config", "p"))
     with pytest.raises(InvalidStoreRequest):

@@ -23,7 +23,7 @@ from price_keeper.stores.contract import (
 )
 
 
-async def test_every_kind_of_write_in_one_transaction(store: Store, pk: str) -> None:
+async def test_transaction_with_every_kind_of_write(store: Store, pk: str) -> None:
     await store.put(Put(Key("config", pk, "old"), {"a": 1}))
     await store.put(Put(Key("config", pk, "guard"), {"version": 7}))
     await store.transact(
@@ -43,7 +43,7 @@ async def test_every_kind_of_write_in_one_transaction(store: Store, pk: str) -> 
 
 
 @pytest.mark.parametrize("failing", range(4))
-async def test_whichever_write_fails_none_is_made(store: Store, pk: str, failing: int) -> None:
+async def test_any_failing_write_prevents_all(store: Store, pk: str, failing: int) -> None:
     keys = [Key("sessions", pk, str(number)) for number in range(4)]
     before = [{"n": number} for number in range(4)]
     for key, item in zip(keys, before, strict=True):
@@ -82,7 +82,7 @@ async def test_each_failing_write_has_its_reason(store: Store, pk: str) -> None:
     ]
 
 
-async def test_a_hundred_writes_and_no_more(store: Store, pk: str) -> None:
+async def test_transaction_holds_hundred_writes(store: Store, pk: str) -> None:
     writes = [Put(Key("sessions", pk, f"{number:03}"), {}) for number in range(101)]
     await store.transact(writes[:100])
     assert len((await store.query(Query("sessions", pk, consistent=True))).rows) == 100
@@ -91,7 +91,7 @@ async def test_a_hundred_writes_and_no_more(store: Store, pk: str) -> None:
             await store.transact(bad)
 
 
-async def test_concurrent_transactions_are_each_whole(exact_store: Store, pk: str) -> None:
+async def test_concurrent_transactions_are_atomic(exact_store: Store, pk: str) -> None:
     """Transfers between accounts, each on the condition that the money is there: none is made or lost."""
     accounts = [Key("rate-buckets", pk, str(number)) for number in range(4)]
     for key in accounts:
@@ -117,7 +117,7 @@ async def test_concurrent_transactions_are_each_whole(exact_store: Store, pk: st
     assert any(done)
 
 
-async def test_concurrent_single_writes_are_all_counted(exact_store: Store, pk: str) -> None:
+async def test_concurrent_single_writes_all_count(exact_store: Store, pk: str) -> None:
     key = Key("usage-agg-sharded", pk, "DAY#20261118")
     one = Update(key, add={"requests": 1, "cost_usd_micros": Decimal("0.25")})
     seen = await asyncio.gather(*(exact_store.update(one) for _ in range(100)))
@@ -125,7 +125,7 @@ async def test_concurrent_single_writes_are_all_counted(exact_store: Store, pk: 
     assert await exact_store.get(key, consistent=True) == {"requests": 100, "cost_usd_micros": 25}
 
 
-async def test_of_many_creators_one_wins(store: Store, pk: str) -> None:
+async def test_concurrent_creations_have_one_winner(store: Store, pk: str) -> None:
     key = Key("request-dedup", pk, "MARKER")
     attempts = (store.put(Put(key, {"winner": number}, ItemMissing())) for number in range(30))
     outcomes = await asyncio.gather(*attempts, return_exceptions=True)
@@ -134,14 +134,14 @@ async def test_of_many_creators_one_wins(store: Store, pk: str) -> None:
     assert found == {"winner": outcomes.index(None)}
 
 
-async def test_of_many_deleters_one_gets_the_item(store: Store, pk: str) -> None:
+async def test_concurrent_deletes_return_item_once(store: Store, pk: str) -> None:
     key = Key("secret-retrieval-tokens", pk)
     await store.put(Put(key, {"sealed": b"x"}))
     outcomes = await asyncio.gather(*(store.delete(Delete(key)) for _ in range(30)))
     assert [outcome for outcome in outcomes if outcome is not None] == [{"sealed": b"x"}]
 
 
-async def test_a_transaction_is_refused_for_one_bad_write(store: Store, pk: str) -> None:
+async def test_one_invalid_write_refuses_transaction(store: Store, pk: str) -> None:
     good = Put(Key("sessions", pk, "good"), {"a": 1})
     token = str(uuid4())
     with pytest.raises(InvalidStoreRequest):
@@ -150,7 +150,7 @@ async def test_a_transaction_is_refused_for_one_bad_write(store: Store, pk: str)
     await store.transact([good], token=token)
 
 
-async def test_a_transaction_holds_four_megabytes(store: Store, pk: str) -> None:
+async def test_transaction_holds_four_megabytes(store: Store, pk: str) -> None:
     writes = [Put(Key("sessions", pk, f"{number:02}"), {"text": "x" * 400_000}) for number in range(11)]
     with pytest.raises(InvalidStoreRequest):
         await store.transact(writes)

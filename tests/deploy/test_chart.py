@@ -25,13 +25,13 @@ groups:
 
 
 @pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
-def test_it_is_linted(values: Path) -> None:
+def test_chart_passes_lint(values: Path) -> None:
     told = run_tool(tool("helm"), "lint", "--strict", "--quiet", CHART, "-f", values)
     assert "ERROR" not in told
     assert "WARNING" not in told
 
 
-def test_its_version_is_the_projects() -> None:
+def test_chart_version_matches_project() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == version
     for path in (ROOT / "deploy" / "kubernetes").rglob("*.yaml"):
@@ -52,16 +52,16 @@ def test_its_version_is_the_projects() -> None:
         ("prometheusRule.enabled=true", "prometheusRule.rules: name a file"),
     ],
 )
-def test_what_is_wrong_is_refused_and_named(given: str, told: str) -> None:
+def test_invalid_values_are_refused_and_named(given: str, told: str) -> None:
     assert told in render_refused("--set", given).replace("standalone/role", "standalone.role")
 
 
-def test_without_labels_nothing_is_rendered_and_the_reason_is_told() -> None:
+def test_missing_labels_are_reported() -> None:
     told = run_tool(tool("helm"), "template", "x", CHART, code=1)
     assert "config.labels: at least one label" in told
 
 
-def test_each_part_can_be_left_out() -> None:
+def test_each_part_can_be_disabled() -> None:
     off = ("--set", "control.enabled=false")
     assert render(LABELS, *off, "--set", "control.ingress.enabled=false") == []
     both = render("both")
@@ -74,7 +74,7 @@ def test_each_part_can_be_left_out() -> None:
     assert next(each for each in pod["volumes"] if each["name"] == "journal")["emptyDir"]
 
 
-def test_a_change_of_the_configuration_starts_pods_anew() -> None:
+def test_changed_configuration_restarts_pods() -> None:
     def told(*more: str) -> str:
         (deployment,) = filter_kind(render(LABELS, *more), "Deployment")
         checksum: str = deployment["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
@@ -84,26 +84,26 @@ def test_a_change_of_the_configuration_starts_pods_anew() -> None:
     assert told() != told("--set", "config.upstream.region=eu-west-1")
 
 
-def test_an_image_is_named_by_its_digest_if_there_is_one() -> None:
+def test_image_digest_wins_over_tag() -> None:
     images = {container["image"] for pod in pods(render("everything")) for container in pod["containers"]}
     assert images == {f"registry.example.com/price-keeper@sha256:{'a' * 64}"}
     (pod, _) = pods(render(LABELS))
     assert find_product_container(pod)["image"] == "registry.example.com/price-keeper:0.1.0"
 
 
-def test_a_long_name_is_cut_to_what_kubernetes_takes() -> None:
+def test_long_release_name_is_truncated() -> None:
     for each in render("everything", "--set", f"fullnameOverride={'a' * 80}"):
         assert len(each["metadata"]["name"]) <= (52 if each["kind"] == "StatefulSet" else 63)  # it adds a hash
 
 
-def test_rules_of_a_file_become_a_prometheus_rule(tmp_path: Path) -> None:
+def test_rules_file_becomes_prometheus_rule(tmp_path: Path) -> None:
     (tmp_path / "rules.yaml").write_text(RULES)
     given = ("--set", "prometheusRule.enabled=true", "--set-file", f"prometheusRule.rules={tmp_path / 'rules.yaml'}")
     (rule,) = filter_kind(render(LABELS, *given), "PrometheusRule")
     assert rule["spec"] == yaml.safe_load(RULES)
 
 
-def test_monitors_find_what_they_are_for() -> None:
+def test_monitors_select_their_services() -> None:
     found = render("everything")
     (monitor,) = filter_kind(found, "ServiceMonitor")
     (endpoint,) = monitor["spec"]["endpoints"]
@@ -113,13 +113,13 @@ def test_monitors_find_what_they_are_for() -> None:
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
 
 
-def test_a_single_replica_holds_up_no_drain_of_its_node() -> None:
+def test_single_replica_allows_node_drain() -> None:
     found = render("control", "--set", "control.replicas=1")
     (budget,) = filter_kind(found, "PodDisruptionBudget")
     assert budget["spec"].get("minAvailable", 0) < 1
 
 
-def test_helm_test_asks_each_service_whether_it_is_ready() -> None:
+def test_helm_test_probes_each_service() -> None:
     found = render("everything")
     tests = [each for each in filter_kind(found, "Pod") if each["metadata"]["annotations"]["helm.sh/hook"] == "test"]
     asked = {each["spec"]["containers"][0]["command"][-1] for each in tests}
@@ -128,7 +128,7 @@ def test_helm_test_asks_each_service_whether_it_is_ready() -> None:
         compile(each["spec"]["containers"][0]["command"][2], "test", "exec")
 
 
-def test_the_network_policy_lets_the_test_in() -> None:
+def test_network_policy_admits_helm_test() -> None:
     found = render("everything")
     labels = filter_kind(found, "Pod")[0]["metadata"]["labels"]
     for policy in filter_kind(found, "NetworkPolicy"):
@@ -137,7 +137,7 @@ def test_the_network_policy_lets_the_test_in() -> None:
         assert any(each.items() <= labels.items() for each in selectors)
 
 
-def test_the_notes_say_where_things_are(tmp_path: Path) -> None:
+def test_notes_name_addresses(tmp_path: Path) -> None:
     told = render_notes(tmp_path, "everything")
     assert "http://spend-price-keeper-control.default:8081" in told
     assert "AWS_ENDPOINT_URL_BEDROCK_RUNTIME=https://spend-price-keeper-standalone.default:8080" in told

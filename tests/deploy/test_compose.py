@@ -22,7 +22,7 @@ def services(path: Path) -> dict[str, Any]:
     return found
 
 
-def test_the_app_shares_the_sidecars_network_and_waits_for_it() -> None:
+def test_app_shares_network_of_sidecar_and_waits_for_it() -> None:
     app_, sidecar = services(BASE)["app"], services(BASE)["sidecar"]
     assert app_["network_mode"] == "service:sidecar"
     assert app_["depends_on"] == {"sidecar": {"condition": "service_healthy"}}
@@ -30,7 +30,7 @@ def test_the_app_shares_the_sidecars_network_and_waits_for_it() -> None:
     assert app_["environment"]["AWS_ENDPOINT_URL_BEDROCK_RUNTIME"] == "http://127.0.0.1:8080"
 
 
-def test_what_is_mounted_is_there_and_the_journal_is_a_volume() -> None:
+def test_mounted_files_exist_and_journal_is_a_volume() -> None:
     whole = yaml.safe_load(BASE.read_text())
     for service in whole["services"].values():
         for volume in service["volumes"]:
@@ -39,7 +39,7 @@ def test_what_is_mounted_is_there_and_the_journal_is_a_volume() -> None:
     assert "journal:/var/lib/price-keeper" in whole["services"]["sidecar"]["volumes"]
 
 
-def test_nothing_runs_as_root_or_writes_to_its_image() -> None:
+def test_containers_are_non_root_and_read_only() -> None:
     for service in services(BASE).values():
         assert re.fullmatch(r"[1-9]\d+:[1-9]\d+", service["user"])
         assert service["read_only"] is True
@@ -47,12 +47,12 @@ def test_nothing_runs_as_root_or_writes_to_its_image() -> None:
         assert service["security_opt"] == ["no-new-privileges:true"]
 
 
-def test_it_has_time_to_drain() -> None:
+def test_stop_grace_covers_drain() -> None:
     seconds = int(services(BASE)["sidecar"]["stop_grace_period"].removesuffix("s"))
     assert seconds > app.DRAIN_SECONDS + LAST_FLUSH_TIMEOUT_SECONDS + LAST_RETURN_TIMEOUT_SECONDS
 
 
-def test_the_command_and_the_configuration_are_accepted(tmp_path: Path) -> None:
+def test_command_and_configuration_are_accepted(tmp_path: Path) -> None:
     sidecar = services(BASE)["sidecar"]
     build_root_parser().parse_args(sidecar["command"])
     text = (DEPLOY / "docker" / "config.yaml").read_text()
@@ -66,7 +66,7 @@ def test_the_command_and_the_configuration_are_accepted(tmp_path: Path) -> None:
     assert_good_config(text, tmp_path, **overrides)
 
 
-def test_the_probe_asks_the_port_that_the_configuration_names() -> None:
+def test_probe_uses_configured_port() -> None:
     config = yaml.safe_load((DEPLOY / "docker" / "config.yaml").read_text())
     (code,) = [each for each in services(BASE)["sidecar"]["healthcheck"]["test"] if "import" in each]
     assert f"'{config['listen']['control']}'" in code

@@ -26,17 +26,17 @@ def steps(word: str) -> list[str]:
     return [rest for known, rest in FINAL.steps if known == word]
 
 
-def test_every_stage_is_on_one_slim_base_with_a_tag() -> None:
+def test_every_stage_uses_same_tagged_slim_base() -> None:
     assert re.fullmatch(r"python:3\.\d+-slim-[a-z]+", BEFORE["BASE"])
     assert {stage.base for stage in STAGES} == {"${BASE}"}
 
 
-def test_the_last_stage_installs_nothing_and_takes_from_no_context() -> None:
+def test_last_stage_installs_nothing() -> None:
     assert not any(re.search(r"apt|pip|gcc", each) for each in steps("RUN"))
     assert all(each.startswith("--from=") for each in steps("COPY"))
 
 
-def test_packages_come_by_their_hashes_alone() -> None:
+def test_packages_are_installed_by_hash_only() -> None:
     installs = re.findall(r"pip [^&\n]*install[^&\n]*", TEXT)
     assert installs
     for each in installs:
@@ -47,11 +47,11 @@ def pins(name: str) -> set[str]:
     return set(re.findall(r"^[a-z0-9][a-z0-9.-]*==\S+", (ROOT / "requirements" / name).read_text(), re.MULTILINE))
 
 
-def test_what_is_installed_is_what_all_is_tested_with() -> None:
+def test_installed_versions_are_those_tested() -> None:
     assert pins("run.lock") < pins("build.lock") < pins("dev.lock")
 
 
-def test_it_runs_as_a_number_that_is_not_roots() -> None:
+def test_image_user_is_numeric_and_non_root() -> None:
     (user,) = steps("USER")
     assert re.fullmatch(r"[1-9]\d{3,}:[1-9]\d{3,}", user)
     kept = next(each for each in steps("RUN") if "install -d" in each)
@@ -59,14 +59,14 @@ def test_it_runs_as_a_number_that_is_not_roots() -> None:
     assert steps("VOLUME") == [kept.split()[-1]] == steps("WORKDIR")
 
 
-def test_its_version_is_the_projects() -> None:
+def test_image_version_matches_project() -> None:
     assert f"VERSION={VERSION}" in steps("ARG")
 
 
 @pytest.mark.parametrize(
     "name", ["proxy/price_keeper/app.py", "proxy/price_keeper/py.typed", "requirements/run.lock", "setup.py", "LICENSE"]
 )
-def test_what_the_build_needs_is_sent(name: str) -> None:
+def test_build_context_has_what_build_needs(name: str) -> None:
     assert (ROOT / name).is_file()
     assert is_sent(name, ROOT)
 
@@ -77,7 +77,7 @@ def test_what_the_build_needs_is_sent(name: str) -> None:
      "proxy/price_keeper/__pycache__/app.cpython-311.pyc",
      "proxy/price_keeper/handler.cpython-311-x86_64-linux-gnu.so", "deploy/docker/config.yaml", "config.yaml", ".env"],
 )  # fmt: skip
-def test_nothing_else_is(name: str) -> None:
+def test_build_context_has_nothing_else(name: str) -> None:
     assert not is_sent(name, ROOT)
 
 
@@ -109,7 +109,7 @@ def healthcheck(probe: str) -> int:
     return run(command, env=environment, capture_output=True, timeout=20).returncode
 
 
-def test_the_healthcheck_tells_who_lives_from_who_does_not() -> None:
+def test_healthcheck_distinguishes_healthy_from_dead() -> None:
     with answering(200) as probe:
         assert healthcheck(probe) == 0
     assert healthcheck(probe) == 1

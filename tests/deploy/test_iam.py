@@ -43,13 +43,13 @@ def allowed(statements: list[dict[str, Any]], service: str) -> set[tuple[str, st
     }
 
 
-def test_the_files_are_those_that_the_code_makes() -> None:
+def test_policy_files_match_code() -> None:
     for path, text in runpy.run_path(str(DEPLOY / "iam" / "write.py"))["files"]():
         assert path.read_text() == text, WRITE
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_role_may_do_with_each_table_what_it_needs_and_no_more(role: Any) -> None:
+def test_role_may_use_exactly_its_table_actions(role: Any) -> None:
     found = allowed(policy(role), "dynamodb")
     prefix = "arn:aws:dynamodb:*:*:table/price-keeper-"
     assert found == {
@@ -84,7 +84,7 @@ def delivered_models(name: str) -> set[str]:
     return {label["model"] for label in found["labels"].values()}
 
 
-def test_policy_allows_the_models_of_the_configurations_as_delivered_and_no_others() -> None:
+def test_policy_allows_exactly_the_delivered_models() -> None:
     (models,) = (each["Resource"] for each in policy("sidecar") if each["Sid"] == "Models")
     needed = set()
     for model in set().union(*map(delivered_models, CONFIGURATIONS)):
@@ -94,7 +94,7 @@ def test_policy_allows_the_models_of_the_configurations_as_delivered_and_no_othe
     assert set(models) == needed
 
 
-def test_every_operation_of_the_data_port_is_allowed_and_no_other_action_of_bedrock() -> None:
+def test_every_operation_and_no_other_bedrock_action_is_allowed() -> None:
     assert set(ACTIONS_BY_OPERATION) == set(Operation)
     wanted = {action for actions in ACTIONS_BY_OPERATION.values() for action in actions}
     for role in ("sidecar", "both"):
@@ -103,7 +103,7 @@ def test_every_operation_of_the_data_port_is_allowed_and_no_other_action_of_bedr
     assert {each["Action"][0].partition(":")[0] for each in policy("control")} == {"dynamodb"}
 
 
-async def test_whoever_makes_the_tables_is_allowed_what_that_does(engines: Engines) -> None:
+async def test_table_creator_has_needed_actions(engines: Engines) -> None:
     asked: set[str] = set()
     prefix = f"t{uuid4().hex[:8]}-"
     config = StoreConfig(engine="dynamodb", endpoint=engines.endpoints["moto"], table_prefix=prefix)
@@ -118,7 +118,7 @@ async def test_whoever_makes_the_tables_is_allowed_what_that_does(engines: Engin
 
 
 @pytest.mark.parametrize("name", [*ROLES, "tables"])
-def test_aws_knows_every_action_and_takes_it_on_what_it_is_allowed_for(name: str) -> None:
+def test_aws_knows_every_action_and_resource_type(name: str) -> None:
     """As cfn-lint has them from AWS."""
     known = json.loads(KNOWN.read_text())
     for statement in policy(name):
@@ -132,7 +132,7 @@ def test_aws_knows_every_action_and_takes_it_on_what_it_is_allowed_for(name: str
 
 
 @pytest.mark.parametrize("name", [*ROLES, "tables"])
-def test_a_policy_fits_into_a_managed_one(name: str) -> None:
+def test_policy_fits_into_managed_policy(name: str) -> None:
     assert len(json.dumps(policy(name), separators=(",", ":"))) < LONGEST_MANAGED_POLICY
     sids = [statement["Sid"] for statement in policy(name)]
     assert len(set(sids)) == len(sids)
@@ -142,7 +142,7 @@ def test_a_policy_fits_into_a_managed_one(name: str) -> None:
 ROLES_TEMPLATE = DEPLOY / "cloudformation" / "roles.yaml"
 
 
-def test_the_template_has_the_same_statements_for_the_stacks_own_tables() -> None:
+def test_template_statements_match_policies() -> None:
     resources = yaml.safe_load(ROLES_TEMPLATE.read_text())["Resources"]
     for name in (*ROLES, "tables"):
         document = resources[f"{name.capitalize()}Policy"]["Properties"]["PolicyDocument"]
@@ -154,7 +154,7 @@ def test_the_template_has_the_same_statements_for_the_stacks_own_tables() -> Non
 
 
 @pytest.mark.parametrize("oidc", ["", "oidc.eks.us-east-1.amazonaws.com/id/EXAMPLE"])
-def test_the_template_deploys_and_lets_one_service_account_in(engines: Engines, oidc: str) -> None:
+def test_template_deploys_and_admits_one_service_account(engines: Engines, oidc: str) -> None:
     import boto3
 
     def client(service: str) -> Any:
@@ -183,7 +183,7 @@ def test_the_template_deploys_and_lets_one_service_account_in(engines: Engines, 
         assert set(equals.values()) == {"shop", "till"}
 
 
-def test_a_role_has_the_policy_of_its_name_and_no_other() -> None:
+def test_role_has_only_its_policy() -> None:
     """Read, since the stand-in of AWS attaches none."""
     resources = yaml.safe_load(ROLES_TEMPLATE.read_text())["Resources"]
     roles = {name: each["Properties"] for name, each in resources.items() if each["Type"] == "AWS::IAM::Role"}

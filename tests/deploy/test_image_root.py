@@ -135,7 +135,7 @@ def first_inside(process: subprocess.Popen[str]) -> int:
     return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
 
 
-def test_it_serves_drains_and_keeps_what_was_spent(contained: Contained) -> None:
+def test_image_serves_drains_and_keeps_spend(contained: Contained) -> None:
     hello = {"messages": [{"role": "user", "content": [{"text": "Hello"}]}]}
     with serving(contained) as process:
         assert ask(contained, "CONTROL", "/health")[0] == 200
@@ -171,13 +171,13 @@ print([place for place in places if can(place)])
 """
 
 
-def test_it_can_write_to_its_volume_alone(contained: Contained) -> None:
+def test_only_volume_is_writable(contained: Contained) -> None:
     places = ["/", "/etc", "/opt/price-keeper/bin", "/tmp", "/usr/bin", "/var/tmp", "/run", VOLUME]
     told = contained.run("python", "-c", _WRITES, *places)
     assert (told.stdout.strip(), told.returncode) == (str([VOLUME]), 0), told.stderr
 
 
-def test_no_compiler_is_in_it(image: Image) -> None:
+def test_image_has_no_compiler(image: Image) -> None:
     folders = [image.root / name for name in ("bin", "usr/bin", "usr/local/bin", "opt/price-keeper/bin")]
     names = {each.name for folder in folders for each in folder.iterdir()}
     assert names & {"as", "c++", "cc", "clang", "g++", "gcc", "ld", "make", "mypyc"} == set()
@@ -195,7 +195,7 @@ def installed(contained: Contained) -> dict[str, str]:
     return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found.items()}
 
 
-def test_what_is_installed_is_what_is_locked_and_nothing_for_tests(contained: Contained) -> None:
+def test_image_has_exactly_locked_packages(contained: Contained) -> None:
     found, known = installed(contained), locked("run.lock")
     assert found.pop("bedrock-price-keeper") == "0.1.0"
     assert {name: known.get(name) for name in found} == found
@@ -205,7 +205,7 @@ def test_what_is_installed_is_what_is_locked_and_nothing_for_tests(contained: Co
     assert not [name for name in files if name.endswith((".c", ".h")) and "/price_keeper/" in name]
 
 
-def test_nothing_but_the_build_was_added(contained: Contained) -> None:
+def test_image_adds_only_build_output(contained: Contained) -> None:
     assert {name for name in added_paths(contained.image) if not name.startswith("opt/price-keeper")} == {
         "etc/price-keeper",
         "etc/price-keeper/config.yaml",
@@ -215,7 +215,7 @@ def test_nothing_but_the_build_was_added(contained: Contained) -> None:
     }
 
 
-def test_python_files_are_compiled_beforehand(contained: Contained) -> None:
+def test_python_files_are_precompiled(contained: Contained) -> None:
     """They could not be written at the first start, on a read-only root."""
     code = "import price_keeper.app, sys; print([n for n, m in sys.modules.items() if getattr(m, '__cached__', None)])"
     assert "price_keeper.app" in contained.run("python", "-c", code).stdout
@@ -225,13 +225,13 @@ def test_python_files_are_compiled_beforehand(contained: Contained) -> None:
         assert list((each.parent / "__pycache__").glob(f"{each.stem}.cpython-*.pyc")), each
 
 
-def test_the_version_says_whether_it_is_compiled(contained: Contained, request: pytest.FixtureRequest) -> None:
+def test_version_states_whether_compiled(contained: Contained, request: pytest.FixtureRequest) -> None:
     told = contained.run("price-keeper", "--version").stdout
     is_compiled = bool(list((contained.image.root / SITE).rglob("price_keeper/handler*.so")))
     assert told.endswith(", compiled\n") == is_compiled == (request.node.callspec.id == "compiled")
 
 
-def test_the_bill_of_materials_tells_what_is_installed(contained: Contained) -> None:
+def test_bill_of_materials_lists_installed_packages(contained: Contained) -> None:
     path = contained.image.root / "usr/share/price-keeper/sbom.cdx.json"
     bill = json.loads(path.read_text())
     packages = {each["name"]: each["version"] for each in bill["components"] if each["purl"].startswith("pkg:pypi/")}
@@ -243,7 +243,7 @@ def test_the_bill_of_materials_tells_what_is_installed(contained: Contained) -> 
     assert {each["ref"] for each in bill["dependencies"]} <= {each["bom-ref"] for each in (*bill["components"], ours)}
 
 
-def test_the_bill_is_one_that_others_can_read(image: Image) -> None:
+def test_bill_of_materials_is_valid(image: Image) -> None:
     code = (
         "import sys; from cyclonedx.schema import SchemaVersion; from cyclonedx.validation.json import "
         "JsonStrictValidator; print(JsonStrictValidator(SchemaVersion.V1_6).validate_str(sys.stdin.read()))"
@@ -255,14 +255,14 @@ def test_the_bill_is_one_that_others_can_read(image: Image) -> None:
     assert (done.stdout.strip(), done.returncode) == ("None", 0), done.stdout + done.stderr
 
 
-def test_its_labels_say_what_it_is(image: Image) -> None:
+def test_image_labels_describe_it(image: Image) -> None:
     told = {name.rpartition(".image.")[2]: value for name, value in image.labels.items()}
     assert (told["version"], told["licenses"], told["revision"]) == ("0.1.0", "Apache-2.0", "1234567")
     assert told["base.name"].startswith("python:3.")
     assert image.volumes == [VOLUME]
 
 
-def test_the_sample_app_is_served_through_it(contained: Contained) -> None:
+def test_sample_app_is_served_through_image(contained: Contained) -> None:
     """With the boto3 of the image, and the environment of the compose file."""
     base = yaml.safe_load((DEPLOY / "docker-compose.yaml").read_text())["services"]["app"]
     with serving(contained):

@@ -38,7 +38,7 @@ def test_every_file_is_yaml(path: Path) -> None:
         assert documents(path.read_text())
 
 
-def test_no_container_may_more_than_it_needs(found: list[Document]) -> None:
+def test_containers_meet_restricted_profile(found: list[Document]) -> None:
     """As the restricted profile of Pod Security has it, and more."""
     for pod in pods(found):
         assert pod["automountServiceAccountToken"] is False
@@ -58,7 +58,7 @@ def test_no_container_may_more_than_it_needs(found: list[Document]) -> None:
             assert "cpu" not in container["resources"]["limits"]  # throttling would slow every call
 
 
-def test_no_secret_stands_in_it(found: list[Document]) -> None:
+def test_manifests_contain_no_secret(found: list[Document]) -> None:
     assert filter_kind(found, "Secret") == []
     for pod in pods(found):
         for container in containers(pod):
@@ -71,7 +71,7 @@ def _selected(found: list[Document], selector: dict[str, str]) -> list[Document]
     return [each for each in templates if selector.items() <= each["metadata"]["labels"].items()]
 
 
-def test_whatever_is_named_is_there(found: list[Document]) -> None:
+def test_referenced_names_exist(found: list[Document]) -> None:
     config_maps = {each["metadata"]["name"] for each in filter_kind(found, "ConfigMap")} | MADE_BY_HAND
     accounts = {each["metadata"]["name"] for each in filter_kind(found, "ServiceAccount")} | {"sample-app"}
     for each in found:
@@ -97,7 +97,7 @@ def _check_ports(container: Document) -> None:
         assert port is None or port in named or port in [each["containerPort"] for each in container["ports"]]
 
 
-def test_services_lead_to_ports_that_are_there(found: list[Document]) -> None:
+def test_services_target_existing_ports(found: list[Document]) -> None:
     for service in filter_kind(found, "Service"):
         for template in _selected(found, service["spec"]["selector"]):
             ports = {each["name"] for each in find_product_container(template["spec"])["ports"]}
@@ -133,7 +133,7 @@ def test_commands_are_accepted(found: list[Document]) -> None:
         assert str(chosen.config) == "/etc/price-keeper/config.yaml"
 
 
-def test_what_a_configuration_names_is_mounted(found: list[Document]) -> None:
+def test_configured_paths_are_mounted(found: list[Document]) -> None:
     for pod, config, _ in _parts(found):
         mounts = {each["mountPath"]: each for each in find_product_container(pod)["volumeMounts"]}
         assert mounts["/var/lib/price-keeper"].get("readOnly") is not True
@@ -145,14 +145,14 @@ def test_what_a_configuration_names_is_mounted(found: list[Document]) -> None:
             assert mounts[path.rpartition("/")[0]]["readOnly"] is True
 
 
-def test_sidecars_cannot_make_tokens(found: list[Document]) -> None:
+def test_sidecars_cannot_mint_tokens(found: list[Document]) -> None:
     for pod, config, _ in _parts(found):
         if build_root_parser().parse_args(find_product_container(pod)["args"]).role == "sidecar":
             assert all("public_key_file" in key for key in config["auth"]["keys"])
             assert "admin_api_key_file" not in config["auth"]
 
 
-def test_probes_ask_what_can_be_reached(found: list[Document]) -> None:
+def test_probes_use_reachable_ports(found: list[Document]) -> None:
     """A kubelet comes from outside; what listens on loopback, only a command inside can ask."""
     for pod, config, _ in _parts(found):
         container, listen = find_product_container(pod), config["listen"]
@@ -169,14 +169,14 @@ def test_probes_ask_what_can_be_reached(found: list[Document]) -> None:
             compile(code, "probe", "exec")
 
 
-def test_a_store_that_is_away_takes_no_app_out_of_its_services(found: list[Document]) -> None:
+def test_store_outage_keeps_app_in_service(found: list[Document]) -> None:
     """Sidecars of one pod are ready with their app, so with `serve` they have no such probe."""
     for pod, config, _ in _parts(found):
         if find_product_container(pod) in pod.get("initContainers", []):
             assert ("readinessProbe" in find_product_container(pod)) == (config.get("on_store_down") == "refuse")
 
 
-def test_a_sidecar_starts_before_its_app_and_ends_after_it(found: list[Document]) -> None:
+def test_sidecar_starts_before_app_and_ends_after_it(found: list[Document]) -> None:
     for pod, _, _ in _parts(found):
         if find_product_container(pod) in pod.get("initContainers", []):
             assert find_product_container(pod)["restartPolicy"] == "Always"
@@ -184,7 +184,7 @@ def test_a_sidecar_starts_before_its_app_and_ends_after_it(found: list[Document]
             assert pod["containers"] == [find_product_container(pod)]
 
 
-def test_pods_have_time_to_drain(found: list[Document]) -> None:
+def test_termination_grace_covers_drain(found: list[Document]) -> None:
     for pod, _, _ in _parts(found):
         container = find_product_container(pod)
         hook = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [""])[-1]
@@ -194,7 +194,7 @@ def test_pods_have_time_to_drain(found: list[Document]) -> None:
         assert pod["terminationGracePeriodSeconds"] > waits + takes
 
 
-def test_nobody_reaches_the_control_api_or_a_port_without_tokens_by_default(found: list[Document]) -> None:
+def test_default_network_policy_restricts_control_api(found: list[Document]) -> None:
     for policy in filter_kind(found, "NetworkPolicy"):
         assert set(policy["spec"]["policyTypes"]) == {"Ingress", "Egress"}
         for rule in policy["spec"]["ingress"]:
@@ -219,7 +219,7 @@ def assert_nothing_inside_is_reached(policy: Document) -> None:
                 assert not is_open, address
 
 
-def test_a_replica_can_always_be_moved(found: list[Document]) -> None:
+def test_replica_can_always_be_moved(found: list[Document]) -> None:
     for each in filter_kind(found, "PodDisruptionBudget"):
         (template,) = _selected(found, each["spec"]["selector"]["matchLabels"])
         (owner,) = [it for it in found if it.get("spec", {}).get("template") is template]
@@ -228,7 +228,7 @@ def test_a_replica_can_always_be_moved(found: list[Document]) -> None:
         assert each["spec"].get("maxUnavailable", 1) >= 1
 
 
-def test_the_persistent_variant_has_the_pods_of_the_plain_one() -> None:
+def test_persistent_variant_has_same_pods() -> None:
     (plain,) = filter_kind(manifest("sidecar.yaml"), "Deployment")
     (persistent,) = filter_kind(manifest("variants/journal-persistent.yaml"), "StatefulSet")
     pod = json.loads(json.dumps(plain["spec"]["template"]))
@@ -238,7 +238,7 @@ def test_the_persistent_variant_has_the_pods_of_the_plain_one() -> None:
     assert [each["metadata"]["name"] for each in persistent["spec"]["volumeClaimTemplates"]] == ["price-keeper-journal"]
 
 
-def test_the_ephemeral_variant_takes_the_place_of_the_journals_volume() -> None:
+def test_ephemeral_variant_replaces_journal_volume() -> None:
     (patch,) = manifest("variants/journal-ephemeral.yaml")
     (volume,) = patch["spec"]["template"]["spec"]["volumes"]
     (plain,) = filter_kind(manifest("sidecar.yaml"), "Deployment")
@@ -246,7 +246,7 @@ def test_the_ephemeral_variant_takes_the_place_of_the_journals_volume() -> None:
     assert own.keys() - {"name"} == {name for name, value in volume.items() if value is None}
 
 
-def test_pod_identity_takes_the_same_service_accounts() -> None:
+def test_pod_identity_uses_same_service_accounts() -> None:
     accounts = {each["metadata"]["name"] for each in manifest("variants/pod-identity.yaml")}
     used = {pod["serviceAccountName"] for name in ("sidecar.yaml", "control.yaml") for pod in pods(manifest(name))}
     assert accounts == used

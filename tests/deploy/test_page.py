@@ -24,7 +24,7 @@ def _anchors(text: str) -> set[str]:
     return {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_lead_to_existing_targets() -> None:
     links = re.findall(r"\]\(([^)]+)\)", PAGE)
     assert links
     for link in links:
@@ -36,7 +36,7 @@ def test_links_lead_somewhere() -> None:
         assert not anchor or anchor in _anchors(path.read_text()), link
 
 
-def test_pods_and_containers_are_called_what_the_page_calls_them() -> None:
+def test_pods_and_containers_are_named_as_documented() -> None:
     found = manifest("sidecar.yaml")
     labels = [each["spec"]["template"]["metadata"]["labels"] for each in filter_kind(found, "Deployment")]
     names = {container["name"] for pod in pods(found) for container in containers(pod)}
@@ -46,12 +46,12 @@ def test_pods_and_containers_are_called_what_the_page_calls_them() -> None:
     assert set(re.findall(r" -c ([\w-]+)", PAGE)) == {"price-keeper"} <= names
 
 
-def test_metrics_are_there() -> None:
+def test_documented_metrics_exist() -> None:
     known = {each.name for each in vars(metrics).values() if isinstance(each, Metric)}
     assert set(re.findall(r"price_keeper_[a-z_]+", PAGE)) <= known
 
 
-def test_seconds_are_the_codes() -> None:
+def test_documented_seconds_match_code() -> None:
     assert (
         f"calls under way have {app.DRAIN_SECONDS:g} s to end, the last flush {LAST_FLUSH_TIMEOUT_SECONDS:g} s" in PAGE
     )

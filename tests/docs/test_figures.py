@@ -16,21 +16,21 @@ def rows(page: str) -> list[list[str]]:
     return [line.split(" | ") for line in lines]
 
 
-def test_what_dynamodb_costs_is_what_was_measured() -> None:
+def test_documented_dynamodb_costs_match_measurement() -> None:
     measured = {(row[0], row[1]): row[3] for row in rows("recording.md")}
     told = {(row[0], rate): usd for row in rows("cost.md") for rate, usd in zip(RATES, row[1:], strict=True)}
     assert len(told) == 9
     assert told == {key: measured[key] for key in told}
 
 
-def test_a_newcomer_has_an_answer_in_two_minutes() -> None:
+def test_first_answer_takes_two_minutes_at_most() -> None:
     page = (ROOT / "docs" / "five-minutes.md").read_text()
     found = re.search(r"to the first metered answer\*\* \| \*\*([\d.]+)\*\* \|", page)
     assert found, "make newcomer measures it"
     assert float(found.group(1)) < 120
 
 
-def test_the_cheapest_label_costs_what_is_said_of_it() -> None:
+def test_documented_cheapest_label_price_is_right() -> None:
     """A fiftieth of the dearest for input, and less for output."""
     dear, cheap = (DEMO_LABELS[name].prices_usd_per_1m for name in ("premium", "economy"))
     assert dear.input == 50 * cheap.input

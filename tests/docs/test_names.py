@@ -40,7 +40,7 @@ def said(page: Path) -> list[str]:
 
 
 @every_page
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_to_existing_targets(page: Path) -> None:
     lost = []
     for link in links(page):
         if "://" in link:
@@ -52,7 +52,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert lost == []
 
 
-def test_the_index_has_every_page() -> None:
+def test_index_lists_every_page() -> None:
     index = ROOT / "docs" / "README.md"
     listed = {(index.parent / link.partition("#")[0]).resolve() for link in links(index) if "://" not in link}
     missing = [find_page(page) for page in PAGES if page.parent.name != "decisions" and page.resolve() not in listed]
@@ -60,20 +60,20 @@ def test_the_index_has_every_page() -> None:
 
 
 @every_page
-def test_tests_are_there(page: Path) -> None:
+def test_named_tests_exist(page: Path) -> None:
     """Named by their file, or by file and function."""
     assert find_missing_tests(page.read_text()) == []
 
 
 @every_page
-def test_metrics_are_there(page: Path) -> None:
+def test_named_metrics_exist(page: Path) -> None:
     known = {metric.name for metric in METRICS}
     named_here = set(re.findall(r"\bprice_keeper_[a-z_]+[a-z]\b", page.read_text()))
     assert {name for name in named_here if re.sub(r"_(bucket|sum|count)$", "", name) not in known} == set()
 
 
 @every_page
-def test_commands_and_their_options_are_there(page: Path) -> None:
+def test_named_commands_and_options_exist(page: Path) -> None:
     assert [wrong for line in said(page) for wrong in mistakes(line)] == []
 
 
@@ -115,7 +115,7 @@ def _helped(*words: str) -> str | None:
 
 
 @every_page
-def test_keys_of_the_configuration_are_there(page: Path) -> None:
+def test_named_configuration_keys_exist(page: Path) -> None:
     paths = [
         text.split(":")[0].split(".")
         for text in find_quoted(page)
@@ -142,7 +142,7 @@ def is_key(kind: Any, path: list[str]) -> bool:
 
 
 @every_page
-def test_variables_and_headers_are_there(page: Path) -> None:
+def test_named_variables_and_headers_exist(page: Path) -> None:
     text = page.read_text()
     variables = set(re.findall(r"\bPRICE_KEEPER_(?!_)[A-Z_]+[A-Z]\b", text))
     headers = set(re.findall(r"\bx-price-keeper-[a-z-]+[a-z]\b", text))
@@ -159,14 +159,14 @@ def _everywhere() -> str:
 
 
 @every_page
-def test_targets_of_make_are_there(page: Path) -> None:
+def test_named_make_targets_exist(page: Path) -> None:
     known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named_here = {found for line in said(page) for found in re.findall(r"^\s*(?:[A-Z_]+=\S+ )*make ([a-z-]+)", line)}
     assert named_here - known == set()
 
 
 @every_page
-def test_files_of_the_repository_are_there(page: Path) -> None:
+def test_named_files_exist(page: Path) -> None:
     places = [
         text
         for text in find_quoted(page)

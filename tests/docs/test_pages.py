@@ -44,7 +44,7 @@ ALL = [block for page in KNOWN for block in parse_blocks(page)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=find_page)
-def test_each_block_has_a_language_and_says_nothing_unknown(page: Path) -> None:
+def test_each_block_has_a_known_language_and_marker(page: Path) -> None:
     parse_blocks(page)
 
 
@@ -59,7 +59,7 @@ def test_what_is_typed_does_what_the_page_says(page: Path, tmp_path: Path, price
     assert play_page(page, tmp_path, price_keeper)
 
 
-def test_what_is_not_run_is_told_with_its_reason() -> None:
+def test_blocks_not_run_are_listed_with_reason() -> None:
     """So that leaving a command out shows up in a change to that file."""
     told = "".join(f"{find_page(page)}: all blocks: {why}\n" for page in PAGES if (why := why_not_run(page)))
     told += "".join(f"{find_page(each.page)}: {_first_line(each)}: {each.not_run}\n" for each in ALL if each.not_run)
@@ -77,7 +77,7 @@ def is_of_the_configuration(block: Block) -> bool:
 
 
 @pytest.mark.parametrize("block", [each for each in ALL if is_of_the_configuration(each)], ids=str)
-def test_a_piece_of_configuration_is_good(block: Block) -> None:
+def test_configuration_block_is_valid(block: Block) -> None:
     whole = over(yaml.safe_load(CONFIG_YAML.read_text()), yaml.safe_load(block.text))
     parse_config(yaml.safe_dump(whole), str(block), {})
 
@@ -89,14 +89,14 @@ def over(below: Any, above: Any) -> Any:
 
 
 @pytest.mark.parametrize("block", [each for each in ALL if each.body_of], ids=str)
-def test_a_body_is_one_that_its_operation_takes(block: Block) -> None:
+def test_body_block_is_accepted_by_its_operation(block: Block) -> None:
     method, _, path = str(block.body_of).partition(" ")
     content = DOCUMENT["paths"][path][method.lower()]["requestBody"]["content"]["application/json"]
     jsonschema.validate(json.loads(block.text), {**content["schema"], "components": DOCUMENT["components"]})
 
 
 @pytest.mark.parametrize("block", [each for each in ALL if each.file and each.not_run is None], ids=str)
-def test_a_file_is_used_by_the_page_that_has_it(block: Block) -> None:
+def test_file_block_is_used_by_its_page(block: Block) -> None:
     used = [
         each
         for each in parse_blocks(block.page)

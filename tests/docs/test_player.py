@@ -28,7 +28,7 @@ def played(folder: Path, text: str) -> None:
 GOOD = "# A page\n\n```sh\nexport WORD=some\n```\n\nThen:\n\n```sh\necho $WORD words\n```\n\n```text\nsome …\n```\n"
 
 
-def test_a_good_page_is_good(tmp_path: Path) -> None:
+def test_correct_page_passes(tmp_path: Path) -> None:
     played(tmp_path, GOOD)
 
 
@@ -46,7 +46,7 @@ def test_a_good_page_is_good(tmp_path: Path) -> None:
         "```console\n$ echo one\ntwo\n```\n",
     ],
 )
-def test_a_page_that_is_wrong_is_found_out(tmp_path: Path, text: str) -> None:
+def test_wrong_page_fails(tmp_path: Path, text: str) -> None:
     with pytest.raises(AssertionError, match=r"page\.md:\d+|it ended the shell"):
         played(tmp_path, text)
 
@@ -55,12 +55,12 @@ def test_a_page_that_is_wrong_is_found_out(tmp_path: Path, text: str) -> None:
     "text",
     ["```\nx\n```\n", "```text\nx\n```\n", "<!-- not run -->\n```sh\nx\n```\n", "<!-- untill -->\n```sh\nx\n```\n"],
 )
-def test_what_is_said_of_a_block_is_known(tmp_path: Path, text: str) -> None:
+def test_unknown_marker_of_block_fails(tmp_path: Path, text: str) -> None:
     with pytest.raises(AssertionError):
         parse_blocks(page_of(tmp_path, text))
 
 
-def test_a_file_is_saved_and_a_refusal_expected(tmp_path: Path) -> None:
+def test_file_is_saved_and_expected_refusal_passes(tmp_path: Path) -> None:
     refused = "<!-- exits with 1 -->\n```console\n$ grep b a.yaml\n$ grep c a.yaml\n```\n"
     played(tmp_path, f"```yaml\n# a.yaml\na: 1\n```\n\n{refused}")
 
@@ -77,7 +77,7 @@ def test_a_file_is_saved_and_a_refusal_expected(tmp_path: Path) -> None:
         ("$…: (ok)", "$1.5: (no)", False),
     ],
 )
-def test_what_is_shown_is_compared(shown: str, printed: str, is_such: bool) -> None:
+def test_shown_text_is_compared(shown: str, printed: str, is_such: bool) -> None:
     assert matches_text(shown, printed) is is_such
 
 
@@ -93,7 +93,7 @@ def test_what_is_shown_is_compared(shown: str, printed: str, is_such: bool) -> N
         ("[1]", "no JSON", False),
     ],
 )
-def test_json_that_is_shown_is_compared(shown: str, printed: str, is_such: bool) -> None:
+def test_shown_json_is_compared(shown: str, printed: str, is_such: bool) -> None:
     assert matches_json(shown, printed) is is_such
 
 
@@ -109,17 +109,17 @@ def test_json_that_is_shown_is_compared(shown: str, printed: str, is_such: bool)
         ("deploy/price-keeper.yaml", 0),
     ],
 )
-def test_a_command_that_is_none_is_found(line: str, count: int) -> None:
+def test_unknown_command_is_detected(line: str, count: int) -> None:
     assert len(list(mistakes(line))) == count
 
 
-def test_keys_are_known_through_lists_and_names() -> None:
+def test_keys_are_found_through_lists_and_names() -> None:
     for path in ("auth.keys.0.secret_env", "labels.any.prices_usd_per_1m.input", "alerts.webhook.url", "store"):
         assert is_key(Config, path.split("."))
     for path in ("auth.keys.secret_env", "labels.any.prices", "alerts.webhook.urls", "stores"):
         assert not is_key(Config, path.split("."))
 
 
-def test_anchors_are_those_of_github(tmp_path: Path) -> None:
+def test_anchors_match_those_of_github(tmp_path: Path) -> None:
     page = page_of(tmp_path, "# A *plain* `head`, with [a link](x)\n\n## Again\n\n## Again\n\n```sh\n# none\n```\n")
     assert anchors(page) == {"a-plain-head-with-a-link", "again", "again-1"}

@@ -33,7 +33,7 @@ def _text(node: ast.expr) -> str:
 
 
 @pytest.mark.parametrize("quote", QUOTES)
-def test_a_quote_is_what_the_code_says(quote: str) -> None:
+def test_quote_matches_code(quote: str) -> None:
     assert is_said(quote)
 
 
@@ -44,7 +44,7 @@ def is_said(quote: str) -> bool:
     return quote.endswith(THE_LOG) and f"…{THE_LOG}" in templates() and is_said(quote.removesuffix(THE_LOG))
 
 
-def test_what_nothing_says_is_found_out() -> None:
+def test_unknown_quote_is_detected() -> None:
     assert len(QUOTES) > 25
     assert not is_said("the store is awry; the log says why")
     assert not is_said("spend cannot be flushed, and gets lost: …")

@@ -147,7 +147,7 @@ def is_estimated(receipt: Receipt) -> bool:
 
 
 @pytest.mark.parametrize(("kind", "protocol"), [*((kind, "h1") for kind in ASKED), *FEW[2:]])
-async def test_wherever_it_breaks(rig: Socket, kind: str, protocol: str) -> None:
+async def test_call_broken_at_any_point_is_reported_and_recorded(rig: Socket, kind: str, protocol: str) -> None:
     await rig.is_well(kind, protocol)
     before = descriptors()
     for how in HOWS:
@@ -176,7 +176,7 @@ async def test_wherever_it_breaks(rig: Socket, kind: str, protocol: str) -> None
 
 
 @pytest.mark.parametrize(("kind", "protocol"), FEW)
-async def test_a_slow_answer_is_whole_and_exact(rig: Socket, kind: str, protocol: str) -> None:
+async def test_slow_response_is_complete_and_exact(rig: Socket, kind: str, protocol: str) -> None:
     for piece in (1, 7, 100):
         rig.wire.next(Slow(0.01, piece))
         await rig.is_well(kind, protocol)
@@ -185,7 +185,7 @@ async def test_a_slow_answer_is_whole_and_exact(rig: Socket, kind: str, protocol
 
 @pytest.mark.parametrize("kind", ["converse", "chat-stream"])
 @pytest.mark.parametrize("data", [None, b"x", b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"])
-async def test_surplus_bytes_are_nobodys_answer(rig: Socket, kind: str, data: bytes | None) -> None:
+async def test_surplus_bytes_answer_no_call(rig: Socket, kind: str, data: bytes | None) -> None:
     for later in (0.0, 0.01):
         rig.wire.next(Surplus(data, later))
         await rig.is_well(kind, "h1")
@@ -195,7 +195,7 @@ async def test_surplus_bytes_are_nobodys_answer(rig: Socket, kind: str, data: by
 
 
 @pytest.mark.parametrize(("kind", "protocol"), FEW)
-async def test_what_bedrock_refuses_is_shown_and_free(rig: Socket, kind: str, protocol: str) -> None:
+async def test_refusal_of_bedrock_is_shown_and_free(rig: Socket, kind: str, protocol: str) -> None:
     errors = [
         bedrock_error("ThrottlingException", 429),
         bedrock_error("ModelNotReadyException", 429),
@@ -227,7 +227,7 @@ async def test_refused_connections_cost_nothing(rig: Socket, protocol: str) -> N
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_connection_that_is_reset_at_once(rig: Socket, protocol: str) -> None:
+async def test_connection_reset_at_once_is_reported(rig: Socket, protocol: str) -> None:
     """Whether the call was sent by then is for the kernel to say; if so, it is taken for carried out."""
     for kind in ASKED:
         rig.wire.at_accept.append(AtAccept.RESET)
@@ -240,7 +240,7 @@ async def test_a_connection_that_is_reset_at_once(rig: Socket, protocol: str) ->
         await eventually(lambda: rig.port.forwarder.connection_counts == (0, 0))
 
 
-async def test_one_that_breaks_leaves_the_others_alone(rig: Socket) -> None:
+async def test_broken_stream_leaves_others_alone(rig: Socket) -> None:
     """Of the streams of one caller's connection."""
     client = await Http2TestClient.connect(int(rig.port.url.rpartition(":")[2]))
     more = [(b"authorization", f"Bearer {rig.port.token}".encode()), (b"content-type", b"application/json")]
@@ -272,7 +272,7 @@ async def _answered(client: Http2TestClient, number: int) -> WireResponse | Conn
 
 @pytest.mark.parametrize("deafness", ["deaf", "mute", "in the head", "in the body"])
 @on_both_loops
-async def test_silence_of_every_kind_ends(deafness: str) -> None:
+async def test_silence_of_every_kind_times_out(deafness: str) -> None:
     """A call that is not read, one that is read and not answered, and responses that stop."""
     breaks = {"mute": FaultPoint.REQUEST, "in the head": FaultPoint.HEAD, "in the body": FaultPoint.MIDDLE}
     through = ForwardingHandler()
@@ -300,7 +300,7 @@ async def test_silence_of_every_kind_ends(deafness: str) -> None:
 
 
 @on_both_loops
-async def test_one_that_vanished_is_found_out_long_before_its_answer_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_vanished_endpoint_is_detected_before_response_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     if not may_vanish():
         pytest.skip("to end a connection without a word needs Linux and CAP_NET_ADMIN")
     monkeypatch.setattr(connection_pool, "KEEPALIVE_IDLE_SECONDS", 1)
@@ -316,7 +316,7 @@ async def test_one_that_vanished_is_found_out_long_before_its_answer_is_late(mon
 
 
 @on_both_loops
-async def test_connections_are_probed() -> None:
+async def test_connections_use_keepalive_probes() -> None:
     through = ForwardingHandler()
     async with scripted_upstream(reply_with(build_response(b"all is well"))) as server:
         through.set_targets(server.endpoint)

@@ -49,7 +49,7 @@ async def _never(seconds: float) -> None:
     raise AssertionError(f"nothing to wait for, yet {seconds} s were asked")
 
 
-async def test_no_credentials_at_all(rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_missing_credentials_are_reported(rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
@@ -60,7 +60,7 @@ async def test_no_credentials_at_all(rig: Rig, monkeypatch: pytest.MonkeyPatch, 
     await store.close()
 
 
-async def test_a_provider_that_does_not_answer_keeps_no_call_waiting_while_the_credentials_are_good(
+async def test_hanging_provider_delays_no_call_while_credentials_are_valid(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Nine minutes before their end, when botocore itself has every call wait for newer ones."""
@@ -85,7 +85,7 @@ async def test_a_provider_that_does_not_answer_keeps_no_call_waiting_while_the_c
 
 
 @pytest.mark.parametrize("code", ["ExpiredTokenException", "UnrecognizedClientException", "InvalidSignatureException"])
-async def test_credentials_that_are_refused_are_looked_for_anew_where_they_came_from(
+async def test_refused_credentials_are_reloaded_from_their_source(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str
 ) -> None:
     """A file is read only once by botocore, whatever is put into it later."""
@@ -110,7 +110,7 @@ async def test_credentials_that_are_refused_are_looked_for_anew_where_they_came_
     await store.close()
 
 
-async def test_the_account_of_the_credentials_is_known(
+async def test_account_endpoint_follows_from_credentials(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """By it AWS has endpoints, which an operator may demand."""

@@ -97,7 +97,7 @@ ALL_VERBS = READS | SINGLE_WRITES | {"transact": TRANSACT}
 
 
 @pytest.mark.parametrize("verb", ALL_VERBS.values(), ids=ALL_VERBS.keys())
-async def test_a_throttled_call_is_made_again_with_growing_jittered_waits(rig: Rig, verb: Verb) -> None:
+async def test_throttled_call_is_retried_with_jittered_backoff(rig: Rig, verb: Verb) -> None:
     rig.proxy.plan([THROTTLE] * (MAX_ATTEMPTS - 1))
     await verb(rig)
     assert rig.proxy.requests == MAX_ATTEMPTS
@@ -108,7 +108,7 @@ async def test_a_throttled_call_is_made_again_with_growing_jittered_waits(rig: R
 
 
 @pytest.mark.parametrize("verb", ALL_VERBS.values(), ids=ALL_VERBS.keys())
-async def test_throttled_for_long_it_gives_up_having_written_nothing(rig: Rig, verb: Verb) -> None:
+async def test_long_throttling_gives_up_without_write(rig: Rig, verb: Verb) -> None:
     rig.proxy.plan([THROTTLE] * 100)
     with pytest.raises(StoreThrottled):
         await verb(rig)
@@ -121,7 +121,7 @@ LOST: dict[str, Fault] = {"dropped": DropAnswer(), "reset": Reset(), "cut": CutA
 
 @pytest.mark.parametrize("fault", [*LOST.values(), BlackHole()], ids=[*LOST.keys(), "black hole"])
 @pytest.mark.parametrize("verb", SINGLE_WRITES.values(), ids=SINGLE_WRITES.keys())
-async def test_a_write_without_an_answer_is_never_sent_again(rig: Rig, verb: Verb, fault: Fault) -> None:
+async def test_unanswered_write_is_never_sent_again(rig: Rig, verb: Verb, fault: Fault) -> None:
     rig.proxy.plan([fault])
     with pytest.raises(StoreUnavailable) as refused:
         await verb(rig)
@@ -131,21 +131,21 @@ async def test_a_write_without_an_answer_is_never_sent_again(rig: Rig, verb: Ver
 
 @pytest.mark.parametrize("fault", [*LOST.values(), BlackHole()], ids=[*LOST.keys(), "black hole"])
 @pytest.mark.parametrize("verb", READS.values(), ids=READS.keys())
-async def test_a_read_without_an_answer_is_made_again(rig: Rig, verb: Verb, fault: Fault) -> None:
+async def test_unanswered_read_is_retried(rig: Rig, verb: Verb, fault: Fault) -> None:
     rig.proxy.plan([fault])
     await verb(rig)
     assert rig.proxy.requests == 2
 
 
 @pytest.mark.parametrize("fault", LOST.values(), ids=LOST.keys())
-async def test_a_transaction_without_an_answer_is_sent_again_and_counted_once(rig: Rig, fault: Fault) -> None:
+async def test_unanswered_transaction_is_retried_and_applied_once(rig: Rig, fault: Fault) -> None:
     rig.proxy.plan([fault, fault])
     await TRANSACT(rig)
     assert rig.proxy.requests == 3
     assert await rig.counted() == 1
 
 
-async def test_a_callers_own_token_holds_across_calls(rig: Rig) -> None:
+async def test_caller_token_makes_transaction_idempotent_across_calls(rig: Rig) -> None:
     rig.proxy.plan([DropAnswer()] * MAX_ATTEMPTS)
     with pytest.raises(StoreUnavailable) as refused:
         await rig.store.transact([_addition(rig)], token="the same")
@@ -154,7 +154,7 @@ async def test_a_callers_own_token_holds_across_calls(rig: Rig) -> None:
     assert await rig.counted() == 1
 
 
-async def test_once_unsure_a_later_refusal_does_not_make_it_sure(rig: Rig) -> None:
+async def test_later_refusal_does_not_resolve_unknown_outcome(rig: Rig) -> None:
     rig.proxy.plan([DropAnswer(), *[THROTTLE] * 100])
     with pytest.raises(StoreUnavailable) as refused:
         await TRANSACT(rig)
@@ -163,7 +163,7 @@ async def test_once_unsure_a_later_refusal_does_not_make_it_sure(rig: Rig) -> No
 
 
 @pytest.mark.parametrize("verb", ALL_VERBS.values(), ids=ALL_VERBS.keys())
-async def test_nobody_listening_is_surely_not_written(rig: Rig, verb: Verb) -> None:
+async def test_refused_connection_is_certainly_not_written(rig: Rig, verb: Verb) -> None:
     async def sleep(seconds: float) -> None:
         rig.waits.append(seconds)
 
@@ -178,7 +178,7 @@ async def test_nobody_listening_is_surely_not_written(rig: Rig, verb: Verb) -> N
 @pytest.mark.parametrize("status", [200, 403])
 @pytest.mark.parametrize("body", [b"<html>Please sign in</html>", b"", b"[]", b"{"])
 @pytest.mark.parametrize("verb", SINGLE_WRITES.values(), ids=SINGLE_WRITES.keys())
-async def test_nonsense_for_an_answer_is_no_answer(rig: Rig, verb: Verb, body: bytes, status: int) -> None:
+async def test_malformed_answer_counts_as_no_answer(rig: Rig, verb: Verb, body: bytes, status: int) -> None:
     rig.proxy.plan([Answer(status, body)] * 100)
     with pytest.raises(StoreUnavailable) as refused:
         await verb(rig)
@@ -189,7 +189,7 @@ async def test_nonsense_for_an_answer_is_no_answer(rig: Rig, verb: Verb, body: b
 @pytest.mark.parametrize(
     "body", [b'{"status": "please log in"}', b'{"Attributes": {"n": {"N": "many"}}}', b'{"Attributes": 5}']
 )
-async def test_json_of_somebody_elses_is_no_answer(rig: Rig, body: bytes) -> None:
+async def test_foreign_json_counts_as_no_answer(rig: Rig, body: bytes) -> None:
     for headers in ({}, DYNAMODB):
         rig.proxy.plan([Answer(200, body, headers)])
         with pytest.raises(StoreUnavailable) as refused:
@@ -198,7 +198,7 @@ async def test_json_of_somebody_elses_is_no_answer(rig: Rig, body: bytes) -> Non
 
 
 @pytest.mark.parametrize("verb", READS)
-async def test_a_consistent_read_is_asked_for_on_the_wire(rig: Rig, verb: str) -> None:
+async def test_consistent_read_is_requested_on_the_wire(rig: Rig, verb: str) -> None:
     seen: list[dict[str, Any]] = []
     real = rig.store.client._make_api_call
 
@@ -217,7 +217,7 @@ async def test_a_consistent_read_is_asked_for_on_the_wire(rig: Rig, verb: str) -
     assert [request["ConsistentRead"] for request in seen] == [True, False]
 
 
-async def test_a_verdict_of_a_stranger_does_not_make_it_sure(rig: Rig) -> None:
+async def test_foreign_refusal_does_not_resolve_unknown_outcome(rig: Rig) -> None:
     for later in (dynamodb_error("ValidationException"), _cancelled("TransactionConflict")):
         rig.proxy.plan([SERVER_ERROR, *[later] * 100])
         with pytest.raises(StoreUnavailable) as refused:
@@ -226,14 +226,14 @@ async def test_a_verdict_of_a_stranger_does_not_make_it_sure(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("is_sent_before", [False, True])
-async def test_a_refusal_says_whether_an_earlier_attempt_may_still_arrive(rig: Rig, is_sent_before: bool) -> None:
+async def test_refusal_states_whether_earlier_attempt_may_still_arrive(rig: Rig, is_sent_before: bool) -> None:
     rig.proxy.plan([*[SERVER_ERROR] * is_sent_before, _cancelled("ConditionalCheckFailed")])
     with pytest.raises(TransactionFailed) as refused:
         await TRANSACT(rig)
     assert refused.value.maybe_applied is is_sent_before
 
 
-async def test_a_transaction_under_way_may_yet_be_applied(rig: Rig) -> None:
+async def test_transaction_in_progress_may_still_be_applied(rig: Rig) -> None:
     rig.proxy.plan([dynamodb_error("TransactionInProgressException")] * 100)
     with pytest.raises(StoreUnavailable) as refused:
         await TRANSACT(rig)
@@ -241,7 +241,7 @@ async def test_a_transaction_under_way_may_yet_be_applied(rig: Rig) -> None:
     assert rig.proxy.requests == MAX_ATTEMPTS
 
 
-async def test_close_waits_and_then_nothing_is_taken(rig: Rig) -> None:
+async def test_close_waits_and_then_refuses_calls(rig: Rig) -> None:
     store = await _store(rig.proxy.url, _never)
     writes = [asyncio.ensure_future(store.update(_addition(rig))) for _ in range(5)]
     await asyncio.sleep(0)
@@ -252,7 +252,7 @@ async def test_close_waits_and_then_nothing_is_taken(rig: Rig) -> None:
     assert not refused.value.maybe_applied
 
 
-async def test_a_call_that_hangs_ends(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_call_times_out(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dynamodb, "CALL_TIMEOUT_SECONDS", 0.2)
     for verb, is_unsure in ((READS["get"], False), (SINGLE_WRITES["put"], True), (TRANSACT, True)):
         rig.proxy.plan([BlackHole()] * 100)
@@ -261,7 +261,7 @@ async def test_a_call_that_hangs_ends(rig: Rig, monkeypatch: pytest.MonkeyPatch)
         assert refused.value.maybe_applied is is_unsure
 
 
-def test_credentials_that_another_service_refuses_are_not_dynamodbs_word() -> None:
+def test_credential_refusal_of_other_service_is_not_from_dynamodb() -> None:
     for code, status in (("AccessDenied", 403), ("InvalidIdentityToken", 400), ("ServiceUnavailable", 503)):
         answer = {"Error": {"Code": code, "Message": "m"}, "ResponseMetadata": {"HTTPStatusCode": status}}
         trouble = translate_error(ClientError(answer, "AssumeRoleWithWebIdentity"))
@@ -269,7 +269,7 @@ def test_credentials_that_another_service_refuses_are_not_dynamodbs_word() -> No
         assert not trouble.maybe_applied
 
 
-async def test_a_session_token_that_aws_quotes_goes_no_further(rig: Rig) -> None:
+async def test_session_token_quoted_by_aws_is_redacted(rig: Rig) -> None:
     quoted = dynamodb_error("InvalidSignatureException")
     body = quoted.body.replace(b"by the script", b"x-amz-security-token:SECRET")
     rig.proxy.plan([Answer(400, body, DYNAMODB)])
@@ -278,7 +278,7 @@ async def test_a_session_token_that_aws_quotes_goes_no_further(rig: Rig) -> None
     assert "SECRET" not in str(refused.value)
 
 
-async def test_an_answer_changed_on_the_way_is_no_answer(rig: Rig) -> None:
+async def test_corrupted_answer_counts_as_no_answer(rig: Rig) -> None:
     await rig.direct.put(Put(rig.key, {"n": 1}))
     rig.proxy.plan([Answer(200, b'{"Item": {"n": {"N": "2"}}}', DYNAMODB | {"x-amz-crc32": "1"})])
     assert await rig.store.get(rig.key, consistent=True) == {"n": 1}
@@ -290,14 +290,14 @@ def _cancelled(*codes: str) -> Answer:
     return dynamodb_error("TransactionCanceledException", CancellationReasons=reasons)
 
 
-async def test_a_conflict_between_transactions_passes(rig: Rig) -> None:
+async def test_transaction_conflict_is_retried(rig: Rig) -> None:
     rig.proxy.plan([_cancelled("TransactionConflict"), _cancelled("ThrottlingError")])
     await TRANSACT(rig)
     assert rig.proxy.requests == 3
     assert await rig.counted() == 1
 
 
-async def test_a_conflict_that_stays_is_told_for_each_write(rig: Rig) -> None:
+async def test_lasting_transaction_conflict_has_reason_per_write(rig: Rig) -> None:
     rig.proxy.plan([_cancelled("None", "TransactionConflict")] * 100)
     with pytest.raises(TransactionFailed) as refused:
         await rig.store.transact([_addition(rig), Put(Key("rate-buckets", rig.key.pk, "other"), {})])
@@ -305,7 +305,7 @@ async def test_a_conflict_that_stays_is_told_for_each_write(rig: Rig) -> None:
     assert rig.proxy.requests == MAX_ATTEMPTS
 
 
-async def test_a_failed_condition_is_not_tried_again_for_a_conflict_beside_it(rig: Rig) -> None:
+async def test_failed_condition_is_not_retried_despite_conflict(rig: Rig) -> None:
     rig.proxy.plan([_cancelled("ConditionalCheckFailed", "TransactionConflict")])
     with pytest.raises(TransactionFailed):
         await TRANSACT(rig)
@@ -315,7 +315,7 @@ async def test_a_failed_condition_is_not_tried_again_for_a_conflict_beside_it(ri
 @pytest.mark.parametrize(
     "kind", ["TransactionConflictException", "ReplicatedWriteConflictException", "RequestLimitExceeded"]
 )
-async def test_a_single_write_in_the_way_of_another_is_made_again(rig: Rig, kind: str) -> None:
+async def test_conflicting_single_write_is_retried(rig: Rig, kind: str) -> None:
     rig.proxy.plan([dynamodb_error(kind)])
     await rig.store.update(_addition(rig))
     assert await rig.counted() == 1
@@ -333,14 +333,14 @@ async def test_a_single_write_in_the_way_of_another_is_made_again(rig: Rig, kind
         ("ItemCollectionSizeLimitExceededException", InvalidStoreRequest),
     ],
 )
-async def test_what_no_retry_can_mend_is_told_at_once(rig: Rig, kind: str, error: type[Exception]) -> None:
+async def test_permanent_error_is_not_retried(rig: Rig, kind: str, error: type[Exception]) -> None:
     rig.proxy.plan([dynamodb_error(kind)] * 100)
     with pytest.raises(error):
         await TRANSACT(rig)
     assert rig.proxy.requests == 1
 
 
-async def test_a_missing_table_says_what_to_do(engines: Engines, pk: str) -> None:
+async def test_missing_table_says_what_to_do(engines: Engines, pk: str) -> None:
     endpoint = engines.endpoints["ministack"]
     store = await DynamoStore(region="us-east-1", table_prefix="nobody-", endpoint=endpoint, sleep=_never).open()
     with pytest.raises(StoreMisconfigured, match="price-keeper tables create"):
@@ -357,7 +357,7 @@ def _left_unread(key: Key) -> Answer:
     return Answer(200, f'{{"Responses": {{}}, "UnprocessedKeys": {unread}}}'.encode(), DYNAMODB)
 
 
-async def test_keys_left_unread_are_asked_for_again(rig: Rig) -> None:
+async def test_unprocessed_keys_are_requested_again(rig: Rig) -> None:
     item: Item = {"n": 7}
     await rig.direct.put(Put(rig.key, item))
     rig.proxy.plan([_left_unread(rig.key), _left_unread(rig.key)])
@@ -368,7 +368,7 @@ async def test_keys_left_unread_are_asked_for_again(rig: Rig) -> None:
         await rig.store.get_many([rig.key])
 
 
-async def test_a_call_after_the_trouble_finds_the_way_open(rig: Rig) -> None:
+async def test_call_after_failure_succeeds(rig: Rig) -> None:
     rig.proxy.plan([DropAnswer(), Pass()])
     with pytest.raises(StoreUnavailable):
         await rig.store.update(_addition(rig))

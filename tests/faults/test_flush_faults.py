@@ -38,7 +38,7 @@ async def _no_sleep(_: float) -> None:
 
 
 @pytest.mark.parametrize("what", [*FAULTS, "all of them"])
-async def test_a_flush_counts_once(
+async def test_flush_with_lost_answers_counts_once(
     what: str, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dynamodb, "READ_TIMEOUT_SECONDS", 0.2)

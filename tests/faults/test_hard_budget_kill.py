@@ -54,7 +54,7 @@ LATENCY_MS = 25  # so that every kill meets calls under way
 
 @pytest.mark.parametrize("labels", CHAINS, ids=" ".join)
 @pytest.mark.parametrize("engine", ENGINES)
-async def test_never_more_than_the_quota(
+async def test_killed_and_paused_processes_never_exceed_hard_budget(
     engine: str, labels: list[str], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     print(f"PRICE_KEEPER_SEED={SEED}")

@@ -157,7 +157,7 @@ async def _crowd(lineup: SidecarSetup, bedrock: Bedrock, group: Cgroup) -> tuple
 
 @pytest.mark.skipif(bool(NO_CGROUP), reason=NO_CGROUP)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_documented_load_fits_into_shipped_limit_and_is_given_back(tmp_path: Path, workers: int) -> None:
+def test_documented_load_fits_into_shipped_limit_and_memory_is_released(tmp_path: Path, workers: int) -> None:
     with slow_bedrock() as bedrock, cgroup() as group:
         group.limit(LIMIT)
         lineup = SidecarSetup(tmp_path, bedrock.url, {"path": str(tmp_path / "price-keeper.db")})

@@ -56,7 +56,7 @@ CALLS = 5
 OK, OUT, GONE = "", "AccessDeniedException", "ExpiredTokenException"
 
 
-def test_jumps_of_an_hour_lose_and_double_nothing(tmp_path: Path) -> None:
+def test_clock_jumps_of_an_hour_lose_and_double_nothing(tmp_path: Path) -> None:
     """Bedrock takes any signature here; what it says of a wrong clock is the next test's."""
     with run_trial(tmp_path, "--no-auth") as trial:
         lineup, clock = trial.add_sidecar(), WrongClock(tmp_path)
@@ -87,7 +87,7 @@ def test_jumps_of_an_hour_lose_and_double_nothing(tmp_path: Path) -> None:
     print(f"4 jumps, {len(load.complete_requests)} calls, none failed, none lost, none twice")
 
 
-def test_a_clock_that_is_an_hour_off_is_told_with_both_times_and_forgotten_once_it_is_right(tmp_path: Path) -> None:
+def test_wrong_clock_is_reported_with_both_times_until_corrected(tmp_path: Path) -> None:
     """Bedrock accepts no signature then, which callers could not fix with other tokens."""
     with run_trial(tmp_path) as trial:
         lineup, clock = trial.add_sidecar(), WrongClock(tmp_path, HOUR)
@@ -108,7 +108,7 @@ def test_a_clock_that_is_an_hour_off_is_told_with_both_times_and_forgotten_once_
         assert read_counts_by_label(tmp_path / "price-keeper.db") == price_by_hand(trial.read_used_requests())
 
 
-def test_a_jump_over_midnight_moves_no_call_that_had_begun(tmp_path: Path) -> None:
+def test_jump_over_midnight_moves_no_call_in_flight(tmp_path: Path) -> None:
     before_midnight = FULL_DAY - time.time() % FULL_DAY - HOUR / 2
     today, tomorrow = (
         time.strftime("DAY#%Y%m%d", time.gmtime(time.time() + before_midnight + later)) for later in (0, HOUR)
@@ -137,7 +137,7 @@ def test_a_jump_over_midnight_moves_no_call_that_had_begun(tmp_path: Path) -> No
     assert read_requests_by_day(tmp_path / "price-keeper.db") == {today: 1 + 3 + 2, tomorrow: 5}
 
 
-def test_who_is_out_stays_out_whatever_the_clock_does(tmp_path: Path) -> None:
+def test_clock_jumps_keep_revoked_and_expired_tokens_out(tmp_path: Path) -> None:
     """What has expired is good for as long as the clock says so, and no longer."""
     good, revoked, short, over = (_minted(-hours * HOUR, 4 * HOUR) for hours in (2, 2, 3.5, 4.5))
     with run_trial(tmp_path, "--no-auth") as trial:
@@ -192,7 +192,7 @@ def _of_long_tokens(lineup: SidecarSetup, ahead: float = 0.0) -> None:
     lineup.token = lambda: _minted(ahead - 2 * HOUR, 4 * HOUR)  # type: ignore[method-assign]
 
 
-def test_one_wrong_clock_of_two_neither_starves_nor_floods_the_other(engines: Engines, tmp_path: Path) -> None:
+def test_wrong_clock_of_one_sidecar_neither_starves_nor_floods_other(engines: Engines, tmp_path: Path) -> None:
     """Limits go by the store's time. By one that is an hour ahead each bucket would be full again at every look."""
     endpoint, prefix = engines.endpoints["ministack"], f"clock-{tmp_path.name}-"
     create_tables(endpoint, prefix)

@@ -54,7 +54,7 @@ def provide(file: Path, token: str, good_for: float) -> None:
     file.write_text(json.dumps({"Version": 1, **keys, **expiry}))
 
 
-def test_callers_are_not_told_as_if_it_were_of_theirs_and_it_mends_by_itself(tmp_path: Path) -> None:
+def test_expired_sidecar_credentials_become_503_until_renewed(tmp_path: Path) -> None:
     with signing(tmp_path, OLD_TOKEN, -60) as (trial, lineup, file), lineup.run_sidecar() as running:
         token = lineup.token()
         assert call_once(lineup, token) == (503, "ServiceUnavailableException", NONE)
@@ -83,7 +83,7 @@ def test_callers_are_not_told_as_if_it_were_of_theirs_and_it_mends_by_itself(tmp
     )
 
 
-def test_a_command_that_does_not_answer_keeps_no_start_waiting_and_is_told(tmp_path: Path) -> None:
+def test_hanging_credential_command_does_not_block_start(tmp_path: Path) -> None:
     """Nor anything else: what needs no call of Bedrock's is served, and calls are as soon as it answers."""
     told, hangs = hanging_command(tmp_path, NEW_TOKEN.replace(" ", "-"), 3600)
     hangs.touch()

@@ -36,7 +36,7 @@ SPARE = 2
 KINDS = 8  # of lines: the org; lines and syncs of the journal, its mapping; flushes, notes, Bedrock, newcomers
 
 
-def test_none_are_left_for_a_while(tmp_path: Path) -> None:
+def test_exhausted_descriptors_refuse_new_connections_only(tmp_path: Path) -> None:
     """A few are still there when the limit falls; the strangers take them."""
     with run_trial(tmp_path) as trial:
         lineup = trial.add_sidecar()
@@ -85,7 +85,7 @@ def _limited(pid: int, soft: int) -> int:
 
 
 @pytest.mark.parametrize("descriptors", [64, 96])
-def test_with_few_from_the_start_strangers_cannot_take_them_all(tmp_path: Path, descriptors: int) -> None:
+def test_low_descriptor_limit_leaves_room_for_probes(tmp_path: Path, descriptors: int) -> None:
     with run_trial(tmp_path) as trial:
         lineup = trial.add_sidecar()
         lineup.wrapper_command = ("prlimit", f"--nofile={descriptors}")
@@ -105,7 +105,7 @@ def test_with_few_from_the_start_strangers_cannot_take_them_all(tmp_path: Path, 
     assert read_counts_by_label(tmp_path / "price-keeper.db") == price_by_hand(served)
 
 
-def test_with_few_from_the_start_pages_that_are_kept_up_to_date_leave_room(tmp_path: Path) -> None:
+def test_low_descriptor_limit_leaves_room_beside_status_pages(tmp_path: Path) -> None:
     """All that is on this machine, or behind a proxy on it, has one address."""
     page = f"GET /status/events HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {ADMIN_KEY}\r\n\r\n".encode()
     with run_trial(tmp_path) as trial:

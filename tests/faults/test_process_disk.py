@@ -40,7 +40,7 @@ with_disks = pytest.mark.skipif(bool(disks.why_unavailable()), reason=disks.why_
 
 
 @with_disks
-def test_one_full_disk_for_both_refuses_what_it_cannot_record(tmp_path: Path) -> None:
+def test_full_disk_of_journal_and_store_refuses_what_it_cannot_record(tmp_path: Path) -> None:
     with disks.small_disk(tmp_path, DISK_MEGABYTES) as disk, run_trial(tmp_path) as trial:
         lineup = trial.add_sidecar(
             store={"path": str(disk / "price-keeper.db")}, journal={"dir": str(disk / "journal")}
@@ -60,7 +60,7 @@ def test_one_full_disk_for_both_refuses_what_it_cannot_record(tmp_path: Path) ->
 
 @with_disks
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_full_disk_under_sqlite_alone_is_a_store_that_is_away(policy: str, tmp_path: Path) -> None:
+def test_full_disk_of_sqlite_counts_as_store_outage(policy: str, tmp_path: Path) -> None:
     with disks.small_disk(tmp_path, DISK_MEGABYTES) as disk, run_trial(tmp_path) as trial:
         lineup = trial.add_sidecar(store={"path": str(disk / "price-keeper.db")}, on_store_down=policy)
         with _under_load(lineup) as (running, load):
@@ -77,7 +77,7 @@ def test_a_full_disk_under_sqlite_alone_is_a_store_that_is_away(policy: str, tmp
     print(f"{policy}: {answered} calls answered on a full disk, {refused} refused")
 
 
-def test_files_that_may_not_grow_are_as_good_as_a_full_disk(tmp_path: Path) -> None:
+def test_file_size_limit_behaves_like_full_disk(tmp_path: Path) -> None:
     """RLIMIT_FSIZE, which needs no disk of its own: EFBIG for the journal, an I/O error for SQLite."""
     with run_trial(tmp_path) as trial:
         lineup = trial.add_sidecar()
@@ -98,7 +98,7 @@ def test_files_that_may_not_grow_are_as_good_as_a_full_disk(tmp_path: Path) -> N
 
 @with_disks
 @pytest.mark.parametrize("what", ["journal", "store"])
-def test_a_folder_that_nobody_may_write_to_is_told_at_the_start(what: str, tmp_path: Path) -> None:
+def test_read_only_folder_is_reported_at_start(what: str, tmp_path: Path) -> None:
     (tmp_path / what).mkdir()
     lineup = SidecarSetup(tmp_path, "http://127.0.0.1:1", {"path": "store/price-keeper.db"})
     lineup.write_config()

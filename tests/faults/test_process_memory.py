@@ -76,7 +76,7 @@ class LargeCalls(ThreadGroup):
                 connection.close()
 
 
-def test_with_too_little_for_large_bodies_it_refuses_rather_than_dies(tmp_path: Path) -> None:
+def test_low_memory_limit_refuses_large_bodies_and_survives(tmp_path: Path) -> None:
     with run_trial(tmp_path) as trial:
         lineup = trial.add_sidecar()
         with lineup.run_sidecar() as running, CrashLoad(lineup, 2, random.Random(20261119)) as load:
@@ -95,7 +95,7 @@ def test_with_too_little_for_large_bodies_it_refuses_rather_than_dies(tmp_path: 
     print(f"4 MB for {CALLERS} bodies of 3 MB: {dict(large.answers)}, {len(load.complete_requests)} small calls whole")
 
 
-def test_with_none_at_all_whatever_becomes_of_it_counts(tmp_path: Path) -> None:
+def test_exhausted_memory_loses_no_recorded_call(tmp_path: Path) -> None:
     """Libraries of C may end the process then, which is no worse than a kill; it must not stand still."""
     with run_trial(tmp_path) as trial:
         lineup = trial.add_sidecar()
@@ -126,7 +126,7 @@ def test_with_none_at_all_whatever_becomes_of_it_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(bool(NO_CGROUP), reason=NO_CGROUP)
-def test_what_the_kernel_ends_for_its_memory_has_recorded_every_answer_once_and_exactly(tmp_path: Path) -> None:
+def test_out_of_memory_kill_keeps_every_answered_call(tmp_path: Path) -> None:
     with run_trial(tmp_path) as trial, cgroup() as group:
         lineup = trial.add_sidecar()
         lineup.wrapper_command = group.wrapper_command

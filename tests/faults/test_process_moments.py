@@ -32,7 +32,7 @@ from tests.support.workers import has_exited, run_workers
 KILLS = int(os.environ.get("PRICE_KEEPER_KILLS", "6"))
 
 
-def test_while_it_starts_and_recovers(tmp_path: Path) -> None:
+def test_kill_during_start_and_recovery_counts_once(tmp_path: Path) -> None:
     chance = random.Random(20261119)
     with run_trial(tmp_path) as trial:
         lineup = trial.add_sidecar()
@@ -50,7 +50,7 @@ def test_while_it_starts_and_recovers(tmp_path: Path) -> None:
     )
 
 
-def test_while_it_drains(tmp_path: Path) -> None:
+def test_kill_during_drain_counts_once(tmp_path: Path) -> None:
     chance = random.Random(20261120)
     with run_trial(tmp_path) as trial:
         lineup = trial.add_sidecar()
@@ -66,7 +66,7 @@ def test_while_it_drains(tmp_path: Path) -> None:
         _books(trial, load)
 
 
-def test_of_the_supervisor_ends_its_workers_in_order(tmp_path: Path) -> None:
+def test_killed_supervisor_lets_workers_drain(tmp_path: Path) -> None:
     with run_trial(tmp_path) as trial:
         lineup = trial.add_sidecar()
         lineup.options = ("--workers", "2")

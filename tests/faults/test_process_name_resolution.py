@@ -52,7 +52,7 @@ def _by_name(url: str, name: str) -> str:
     return f"http://{name}:{urlsplit(url).port}"
 
 
-def test_it_says_so_keeps_the_store_apart_from_bedrock_and_goes_on_by_itself(engines: Engines, tmp_path: Path) -> None:
+def test_unresolvable_names_are_reported_per_service_and_recover(engines: Engines, tmp_path: Path) -> None:
     with resolved(tmp_path, engines) as (_, lineup, asking), lineup.run_sidecar() as running:
         token = lineup.token()
         wait_until(lambda: call_once(lineup, token) == AWAY)  # neither is known

@@ -55,7 +55,7 @@ def _is_free(store: Path) -> bool:
     return False
 
 
-def test_the_other_of_two_serves_and_leaves_its_journal_alone(tmp_path: Path) -> None:
+def test_stopped_sidecar_keeps_its_journal_while_other_serves(tmp_path: Path) -> None:
     with run_trial(tmp_path) as trial:
         one, other = trial.add_sidecar("one"), trial.add_sidecar("other")
         with one.run_sidecar() as pausing, other.run_sidecar() as going:
@@ -85,7 +85,7 @@ def test_the_other_of_two_serves_and_leaves_its_journal_alone(tmp_path: Path) ->
     )
 
 
-def test_the_journal_of_a_stopped_worker_is_nobody_elses_until_it_has_ended(tmp_path: Path) -> None:
+def test_journal_of_stopped_worker_is_adopted_only_after_its_end(tmp_path: Path) -> None:
     with run_trial(tmp_path) as trial:
         lineup = trial.add_sidecar()
         lineup.options = ("--workers", "2")

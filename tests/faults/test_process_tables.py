@@ -34,7 +34,7 @@ WAITS = "spend cannot be flushed, and waits in the journal; the log says why"
 MISSING = "a table is missing in DynamoDB; make it with: price-keeper tables create"
 
 
-def test_one_that_is_missing_and_later_deleted_loses_nothing(engines: Engines, tmp_path: Path) -> None:
+def test_missing_or_deleted_table_loses_nothing(engines: Engines, tmp_path: Path) -> None:
     endpoint, prefix = engines.endpoints["ministack"], f"tables-{tmp_path.name}-"
     create_tables(endpoint, prefix, without=COUNTERS)
     store = {"engine": "dynamodb", "endpoint": endpoint, "region": "us-east-1", "table_prefix": prefix}
@@ -82,7 +82,7 @@ def _counted(endpoint: str, prefix: str) -> tuple[int, int]:
     return used["requests"], used["pico"]
 
 
-def test_one_with_another_key_is_told_and_looked_at_again_when_it_is_right(engines: Engines, tmp_path: Path) -> None:
+def test_table_with_other_key_is_reported_until_corrected(engines: Engines, tmp_path: Path) -> None:
     endpoint, prefix = engines.endpoints["ministack"], f"key-{tmp_path.name}-"
     create_tables(endpoint, prefix, without="config")
     client = dynamodb(endpoint)
@@ -118,7 +118,7 @@ OTHER_KEYS = [
 
 
 @pytest.mark.parametrize("message", OTHER_KEYS)
-def test_spend_waits_for_a_table_whose_key_is_another(message: str) -> None:
+def test_spend_waits_for_table_with_other_key(message: str) -> None:
     """A segment that is rejected for good would be left to a person, though the table alone is at fault."""
     reasons = [{"Code": "None"}, {"Code": "ValidationError", "Message": message}]
     single = {"Error": {"Code": "ValidationException", "Message": message}}

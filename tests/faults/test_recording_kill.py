@@ -35,7 +35,7 @@ KILLS = int(os.environ.get("PRICE_KEEPER_KILLS", "6"))
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "ministack"])
-def test_every_answer_is_recorded_once_and_exactly(engine: str, engines: Engines, tmp_path: Path) -> None:
+def test_killed_sidecar_records_every_answer_once(engine: str, engines: Engines, tmp_path: Path) -> None:
     store = _store_config(engine, engines)
     file = tmp_path / "ledger"
     with bedrock_process("--ledger", str(file)) as bedrock:

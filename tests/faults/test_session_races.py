@@ -53,20 +53,20 @@ async def all_is_well(store: Store, instance: TokenServiceInstance, scope: Scope
             await instance.sessions.refresh(each.refresh.token)
 
 
-async def test_100_logins_at_once_of_one_instance(store: Store, scope: Scope) -> None:
+async def test_hundred_concurrent_logins_of_one_instance_keep_limit(store: Store, scope: Scope) -> None:
     async with open_instances(store, CLOCK, 1, MOST) as (one,):
         issued = await asyncio.gather(*(logged_in(one, scope) for _ in range(100)))
         await all_is_well(store, one, scope, issued)
 
 
-async def test_100_logins_at_once_of_ten_instances(exact_store: Store, scope: Scope) -> None:
+async def test_hundred_concurrent_logins_of_ten_instances_keep_limit(exact_store: Store, scope: Scope) -> None:
     """Not on moto, which promises nothing for transactions that meet."""
     async with open_instances(exact_store, CLOCK, 10, MOST) as fleet:
         issued = await asyncio.gather(*(logged_in(fleet[number % 10], scope) for number in range(100)))
         await all_is_well(exact_store, fleet[0], scope, issued)
 
 
-async def test_refresh_against_eviction_has_one_winner(exact_store: Store, scope: Scope) -> None:
+async def test_concurrent_refresh_and_eviction_have_one_winner(exact_store: Store, scope: Scope) -> None:
     async with open_instances(exact_store, CLOCK, 2, 1) as (one, other):
         for _ in range(20):
             issued = await one.sessions.login(scope)
@@ -83,7 +83,7 @@ async def test_refresh_against_eviction_has_one_winner(exact_store: Store, scope
             await one.sessions.refresh(new.refresh.token)
 
 
-async def test_of_many_refreshes_at_once_one_wins(exact_store: Store, scope: Scope) -> None:
+async def test_concurrent_refreshes_have_one_winner(exact_store: Store, scope: Scope) -> None:
     async with open_instances(exact_store, CLOCK, 5, MOST) as fleet:
         issued = await fleet[0].sessions.login(scope)
         found: list[Any] = await asyncio.gather(
@@ -93,7 +93,7 @@ async def test_of_many_refreshes_at_once_one_wins(exact_store: Store, scope: Sco
         assert all(isinstance(each, (TokenPair, AccessDenied, Busy)) for each in found)
 
 
-async def test_logins_and_revocations_at_once_leave_no_more_than_the_limit(exact_store: Store, scope: Scope) -> None:
+async def test_concurrent_logins_and_revocations_keep_limit(exact_store: Store, scope: Scope) -> None:
     async with open_instances(exact_store, CLOCK, 4, MOST) as fleet:
         first = [await fleet[0].sessions.login(scope) for _ in range(MOST)]
         revoked = [fleet[1].sessions.revoke(scope, each.sid) for each in first[:3]]
@@ -107,7 +107,7 @@ async def test_logins_and_revocations_at_once_leave_no_more_than_the_limit(exact
 
 
 @pytest.mark.parametrize("failing", range(4))
-async def test_whichever_write_fails_nobody_is_evicted(
+async def test_failed_login_evicts_nothing(
     store: Store, scope: Scope, failing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The head, the session that goes, its refresh token, the new session."""
@@ -133,7 +133,7 @@ async def test_whichever_write_fails_nobody_is_evicted(
         await other.sessions.refresh(oldest.refresh.token)
 
 
-async def test_an_expired_row_that_is_still_there_does_not_count(store: Store, scope: Scope) -> None:
+async def test_expired_row_not_yet_deleted_does_not_count(store: Store, scope: Scope) -> None:
     async with open_instances(store, CLOCK, 1, MOST) as (one,):
         issued = [await one.sessions.login(scope) for _ in range(MOST)]
         key = schema.session_key(f"org-{scope.org}-app-web", issued[2].sid)
@@ -146,7 +146,7 @@ async def test_an_expired_row_that_is_still_there_does_not_count(store: Store, s
             await one.sessions.refresh(issued[2].refresh.token)
 
 
-async def test_a_race_without_end_is_told_with_the_stores_reasons(
+async def test_login_losing_every_race_fails_with_store_reasons(
     store: Store, scope: Scope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("price_keeper.auth.refresh_sessions.MAX_ATTEMPTS", 2)

@@ -16,7 +16,7 @@ COUNTED = ("recorded exactly", "answers that callers had whole", "faults at the 
 SEED = "463468"
 
 
-def test_every_figure_is_exact_after_a_few_seconds(tmp_path: Path) -> None:
+def test_short_soak_finds_every_figure_exact(tmp_path: Path) -> None:
     kept, output = tmp_path / "kept", tmp_path / "soak.json"
     command = [sys.executable, "-m", "tests.soak", "--seconds", "5", "--seed", SEED]
     command += ["--keep", str(kept), "--output", str(output)]

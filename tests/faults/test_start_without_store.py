@@ -133,7 +133,7 @@ def end(running: Sidecar, how: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize(("how", "workers"), [(signal.SIGTERM, 1), (signal.SIGKILL, 2)], ids=["stopped", "killed"])
-def test_it_knows_whom_those_before_it_knew(
+def test_start_during_outage_knows_budgets_from_snapshot(
     engines: Engines, tmp_path: Path, how: signal.Signals, workers: int
 ) -> None:
     with with_tenants(engines, tmp_path) as (trial, lineup, gate, tenants):

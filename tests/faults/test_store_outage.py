@@ -26,7 +26,7 @@ AWAY_SECONDS = float(os.environ.get("PRICE_KEEPER_AWAY_SECONDS", "3"))
 GROWTH = 48 * 1024 * 1024  # a process that kept its calls would grow by far more in a minute
 
 
-def test_no_call_fails_and_nothing_is_lost(engines: Engines, tmp_path: Path) -> None:
+def test_store_outage_under_load_fails_no_call_and_loses_nothing(engines: Engines, tmp_path: Path) -> None:
     async def tables_are_there() -> None:
         async with engines.open("ministack", tmp_path):
             pass

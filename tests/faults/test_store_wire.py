@@ -88,7 +88,7 @@ async def line(engines: Engines, tmp_path: Path, pk: str) -> AsyncIterator[Line]
         await eventually(lambda: wire.open == wire.injected["deaf at accept"])  # of whose end it does not hear
 
 
-async def test_wherever_it_breaks(line: Line) -> None:
+async def test_exchange_broken_at_any_point_is_applied_at_most_once(line: Line) -> None:
     addition, written = Update(line.key, add={"n": 1}), 0
     await line.store.get(line.key)
     before = descriptors()
@@ -115,7 +115,7 @@ async def test_wherever_it_breaks(line: Line) -> None:
     await eventually(lambda: descriptors() <= before)
 
 
-async def test_what_is_slow_or_too_much_changes_nothing(line: Line) -> None:
+async def test_slow_or_surplus_answer_changes_nothing(line: Line) -> None:
     written = 0
     for fault in (Slow(0.01, 1), Slow(0.01, 13), Surplus()):
         line.wire.always = {EVERY: fault}
@@ -127,7 +127,7 @@ async def test_what_is_slow_or_too_much_changes_nothing(line: Line) -> None:
     assert line.wire.requests == 27
 
 
-async def test_every_answer_comes_again_when_something_else_is_asked(line: Line) -> None:
+async def test_former_answer_is_not_taken_for_current_one(line: Line) -> None:
     written = 0
     for later in (0.001, 0.003, 0.01):
         line.wire.always = {EVERY: Surplus(None, later)}
@@ -139,7 +139,7 @@ async def test_every_answer_comes_again_when_something_else_is_asked(line: Line)
     assert await line.counted() == written
 
 
-async def test_nonsense_behind_an_answer_makes_it_unsure_at_most(line: Line) -> None:
+async def test_garbage_after_answer_makes_outcome_unknown_at_most(line: Line) -> None:
     line.wire.always = {EVERY: Surplus(b"x")}
     for number in range(1, 6):
         adding = line.store.update(Update(line.key, add={"n": 1}))
@@ -155,13 +155,13 @@ async def test_throttled_connections_are_kept(line: Line) -> None:
         assert (await line.counted(), line.wire.connections) == (number, 1)
 
 
-async def test_one_under_way_is_asked_for_until_it_is_done(line: Line) -> None:
+async def test_transaction_in_progress_is_polled_until_done(line: Line) -> None:
     line.wire.next(*[dynamodb_error("TransactionInProgressException")] * (MAX_ATTEMPTS - 1))
     await line.store.transact([Update(line.key, add={"n": 1})])
     assert (await line.counted(), line.wire.requests) == (1, MAX_ATTEMPTS)
 
 
-async def test_what_befalls_connections_at_their_beginning(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_failures_at_start_are_retried(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("price_keeper.stores.dynamodb.READ_TIMEOUT_SECONDS", 0.2)
     for number, how in enumerate((AtAccept.RESET, AtAccept.DEAF), 1):
         store = DynamoStore(region="us-east-1", table_prefix=PREFIX, endpoint=line.wire.url, sleep=_no_wait)
@@ -172,7 +172,7 @@ async def test_what_befalls_connections_at_their_beginning(line: Line, monkeypat
         await store.close()
 
 
-async def test_fifty_at_once_that_break_leave_nothing_open(line: Line) -> None:
+async def test_fifty_concurrent_failures_leave_nothing_open(line: Line) -> None:
     before = descriptors()
     line.wire.random("fifty", {"close": 0.2, "reset": 0.2, "half": 0.2})
     adding = [line.store.transact([Update(line.key, add={"n": 1})]) for _ in range(50)]
@@ -190,7 +190,7 @@ async def test_fifty_at_once_that_break_leave_nothing_open(line: Line) -> None:
 
 
 @pytest.mark.parametrize("how", TWICE)
-async def test_nothing_happens_twice(line: Line, how: str, tmp_path: Path) -> None:
+async def test_duplicated_request_is_applied_once(line: Line, how: str, tmp_path: Path) -> None:
     line.wire.always = {EVERY: TWICE[how]}
     for check in (spend_counts_once, a_limit_is_taken_from_once, money_is_held_once, sessions_are_as_many_as_may_be):
         before = line.wire.injected["twice"]

@@ -44,13 +44,13 @@ async def asked(*faults: Fault, deaf: bool = False) -> list[int | Exception]:
 
 
 @pytest.mark.parametrize("how", [FaultKind.CLOSE, FaultKind.RESET, FaultKind.HALF])
-async def test_wherever_it_breaks(how: FaultKind) -> None:
+async def test_token_count_broken_at_any_point_is_unavailable(how: FaultKind) -> None:
     *broken, well = await asked(*(Break(where, how, 0.05) for where in FaultPoint))
     assert all(isinstance(each, UpstreamUnavailable) for each in broken), broken
     assert well == 42
 
 
-async def test_silence_does_not_last_as_long_as_a_models(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_token_count_has_its_own_short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_counter, "TIMEOUT_SECONDS", 0.1)
     *late, well = await asked(*(Break(where, FaultKind.STALL) for where in FaultPoint))
     assert all("in 0.1 s" in str(each) for each in late), late
@@ -60,7 +60,7 @@ async def test_silence_does_not_last_as_long_as_a_models(monkeypatch: pytest.Mon
     assert well == 42
 
 
-async def test_slow_surplus_and_refused() -> None:
+async def test_slow_surplus_or_refused_token_count_is_handled() -> None:
     assert await asked(Slow(0.01, 1), Surplus()) == [42, 42, 42]
     throttled, away, wrong, well = await asked(
         bedrock_error("ThrottlingException", 429),

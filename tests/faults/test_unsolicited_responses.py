@@ -66,7 +66,7 @@ async def stored(engines: Engines, tmp_path: Path, pk: str) -> AsyncIterator[Sto
 
 @pytest.mark.parametrize("later", [AT_ONCE, WHILE_IDLE])
 @pytest.mark.parametrize("what", SURPLUS)
-async def test_the_store_is_asked_on_another_connection(stored: Stored, what: str, later: float) -> None:
+async def test_unsolicited_store_data_moves_to_another_connection(stored: Stored, what: str, later: float) -> None:
     stored.wire.next(Surplus(SURPLUS[what], later))
     assert await stored.store.get(stored.one) == {"n": 1}
     await wait_quietly()
@@ -76,7 +76,7 @@ async def test_the_store_is_asked_on_another_connection(stored: Stored, what: st
 
 
 @pytest.mark.parametrize("between", [0, 1, 5])
-async def test_an_answer_of_the_stores_again_while_a_later_one_is_awaited(stored: Stored, between: int) -> None:
+async def test_repeated_store_answer_is_not_taken_for_later_one(stored: Stored, between: int) -> None:
     is_asked = asyncio.Event()
     stored.wire.next(Surplus(None, is_asked), *[Pass()] * between, Break(FaultPoint.REQUEST, FaultKind.STALL, 5.0))
     assert await stored.store.get(stored.one) == {"n": 1}
@@ -101,7 +101,7 @@ async def asked(rig: PortHarness) -> bytes:
 
 
 @on_both_loops
-async def test_what_came_before_a_call_was_written_is_not_its_answer() -> None:
+async def test_data_before_call_is_not_its_response() -> None:
     waiting = []
     through = ForwardingHandler(schedule_write=lambda write, data: waiting.append((write, data)))
     async with (
@@ -133,7 +133,7 @@ async def _written(waiting: list) -> None:
 # The control service, which is asked for credentials.
 
 
-async def test_nobody_is_given_the_credentials_of_another() -> None:
+async def test_unsolicited_credentials_reach_nobody() -> None:
     async def script(exchange: UpstreamExchange) -> None:
         whose = next(line for line in exchange.head.split(b"\r\n") if line.lower().startswith(b"authorization"))
         await exchange.send(build_response(whose))

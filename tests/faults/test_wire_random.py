@@ -80,7 +80,7 @@ class Run:
         return [receipt for books in self.books for receipt in books.estimated_receipts]
 
 
-async def test_the_books_are_bedrocks(engines: Engines, tmp_path: Path) -> None:
+async def test_random_faults_keep_books_equal_to_bedrock(engines: Engines, tmp_path: Path) -> None:
     print(f"PRICE_KEEPER_SEED={SEED}")
     async with engines.open("ministack", tmp_path) as store, running(engines, store, tmp_path) as run:
         weather(run, 1)

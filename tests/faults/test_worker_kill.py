@@ -22,9 +22,7 @@ CALLS = 40  # between two deaths
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "ministack"])
-def test_every_answer_of_every_worker_is_recorded_once_and_exactly(
-    engine: str, engines: Engines, tmp_path: Path
-) -> None:
+def test_killed_workers_record_every_answer_once(engine: str, engines: Engines, tmp_path: Path) -> None:
     file = tmp_path / "ledger"
     with bedrock_process("--ledger", str(file)) as bedrock:
         lineup = build_setup(tmp_path, bedrock.url, WORKERS, store=_store_config(engine, engines))

@@ -93,7 +93,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize(("status", "body", "headers", "words"), REFUSED)
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_refusal_is_one_line_that_says_what_to_do(
+def test_api_refusal_is_one_line_with_what_to_do(
     tmp_path: Path, script: ScriptedServer, command: tuple[str, ...], status: int, body: Any, headers: Any, words: str
 ) -> None:
     script.answers.append((status, body, headers))
@@ -105,7 +105,7 @@ def test_a_refusal_is_one_line_that_says_what_to_do(
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_nobody_answers(tmp_path: Path, script: ScriptedServer, command: tuple[str, ...]) -> None:
+def test_unreachable_server_is_reported(tmp_path: Path, script: ScriptedServer, command: tuple[str, ...]) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     done = asked(tmp_path, url, *command)
     assert (done.returncode, done.stdout) == (1, "")
@@ -117,7 +117,7 @@ def test_nobody_answers(tmp_path: Path, script: ScriptedServer, command: tuple[s
     assert keyless.stderr.startswith("the admin key comes from the variable PRICE_KEEPER_API_KEY, or from --key-file")
 
 
-def test_of_a_put_whose_answer_is_lost_the_way_to_a_secret_is_told(tmp_path: Path, script: ScriptedServer) -> None:
+def test_put_with_lost_answer_explains_how_to_get_secret(tmp_path: Path, script: ScriptedServer) -> None:
     script.answers.append((0, b"", {}))
     done = asked(tmp_path, script.url, "org", "put", ORG, "-")
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
@@ -146,7 +146,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("told", BROKEN)
-def test_an_answer_that_cannot_be_read_is_no_traceback(tmp_path: Path, script: ScriptedServer, told: Any) -> None:
+def test_malformed_answer_gives_no_traceback(tmp_path: Path, script: ScriptedServer, told: Any) -> None:
     script.answers.append((200, told, {}))
     done = asked(tmp_path, script.url, "org", "show", ORG)
     assert (done.returncode, done.stdout) == (1, "")
@@ -154,7 +154,7 @@ def test_an_answer_that_cannot_be_read_is_no_traceback(tmp_path: Path, script: S
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_secret_is_told_even_where_the_rest_cannot_be_read(tmp_path: Path, script: ScriptedServer) -> None:
+def test_secret_is_shown_although_rest_of_answer_is_malformed(tmp_path: Path, script: ScriptedServer) -> None:
     token = "'; touch spoilt; '"
     script.answers.append((201, {"client_id": f"org-{ORG}", "secret_retrieval_token": token}, {}))
     done = asked(tmp_path, script.url, "org", "put", ORG, "-")
@@ -164,7 +164,7 @@ def test_a_secret_is_told_even_where_the_rest_cannot_be_read(tmp_path: Path, scr
     assert """'X-Retrieval-Token: '"'"'; touch spoilt; '"'"''""" in done.stdout
 
 
-def test_what_is_newer_than_the_command_is_told_under_its_own_name(tmp_path: Path, script: ScriptedServer) -> None:
+def test_unknown_newer_fields_are_shown_by_their_name(tmp_path: Path, script: ScriptedServer) -> None:
     script.answers.append((200, TOLD | {"in_force": HOLDS | {"hue": {"rgb": 5}}}, {}))
     done = asked(tmp_path, script.url, "org", "show", ORG)
     assert done.returncode == 0, done.stderr
@@ -187,16 +187,14 @@ LISTS = [
 
 
 @pytest.mark.parametrize(("pages", "words"), LISTS)
-def test_a_list_that_cannot_be_followed_ends(
-    tmp_path: Path, script: ScriptedServer, pages: list[Any], words: str
-) -> None:
+def test_endless_pagination_stops(tmp_path: Path, script: ScriptedServer, pages: list[Any], words: str) -> None:
     script.answers += [(200, page, {}) for page in pages]
     done = asked(tmp_path, script.url, "org", "list")
     assert (done.returncode, done.stdout) == (1, "")
     assert words in done.stderr
 
 
-def test_a_cursor_goes_back_as_it_came_and_a_page_may_be_long(tmp_path: Path, script: ScriptedServer) -> None:
+def test_cursor_is_returned_unchanged_and_page_may_be_long(tmp_path: Path, script: ScriptedServer) -> None:
     long = TOLD | {"org_name": "Acme", "padding": "x" * 3_000_000}
     script.answers += [(200, {"orgs": [long], "cursor": "a/b&c=d"}, {}), (200, {"orgs": [TOLD], "cursor": None}, {})]
     done = asked(tmp_path, script.url, "org", "list")
@@ -205,7 +203,7 @@ def test_a_cursor_goes_back_as_it_came_and_a_page_may_be_long(tmp_path: Path, sc
     assert len(done.stdout.splitlines()) == 3
 
 
-def test_an_override_that_the_store_did_not_tell_is_not_made_up(tmp_path: Path, script: ScriptedServer) -> None:
+def test_missing_override_in_answer_is_reported(tmp_path: Path, script: ScriptedServer) -> None:
     stale = {"scope": {"org": ORG, "app": None}, "period": "DAY#20261118", "override": None, "is_stale": True}
     script.answers += [(200, TOLD, {}), (200, stale, {})]
     done = asked(tmp_path, script.url, "override", "show", ORG, "--json")
@@ -218,7 +216,7 @@ def test_an_override_that_the_store_did_not_tell_is_not_made_up(tmp_path: Path, 
 ESCAPE = "\x1b]0;mine\x07"
 
 
-def test_what_a_terminal_would_obey_reaches_it_from_nowhere(tmp_path: Path, script: ScriptedServer) -> None:
+def test_terminal_escapes_are_removed_from_all_output(tmp_path: Path, script: ScriptedServer) -> None:
     named = TOLD | {"settings": {"org_name": f"Acme{ESCAPE}"}, "in_force": HOLDS | {"quota_scope": "APP"}}
     mistakes = {"message": "no", "details": [{"path": f"a{ESCAPE}", "message": f"b{ESCAPE}"}]}
     hostile: list[tuple[tuple[str, ...], list[Any]]] = [
@@ -237,14 +235,14 @@ def test_what_a_terminal_would_obey_reaches_it_from_nowhere(tmp_path: Path, scri
 
 
 @pytest.mark.parametrize("org", ["\xe9", "../audit", "\r\nX-Own: 1", ORG.upper()])
-def test_what_is_no_id_of_an_org_is_asked_for_nowhere(tmp_path: Path, script: ScriptedServer, org: str) -> None:
+def test_malformed_org_id_is_not_requested(tmp_path: Path, script: ScriptedServer, org: str) -> None:
     script.answers.append((200, {"orgs": [{"org": org, "org_name": "Acme"}]}, {}))
     done = asked(tmp_path, script.url, "org", "show", "Acme")
     assert (done.returncode, done.stdout, len(script.requests)) == (1, "", 1)
     assert "answered what cannot be read here" in done.stderr
 
 
-def test_one_long_name_makes_no_line_long_but_its_own(tmp_path: Path, script: ScriptedServer) -> None:
+def test_long_name_lengthens_only_its_own_line(tmp_path: Path, script: ScriptedServer) -> None:
     long = TOLD | {"settings": {"org_name": "x" * 1_000_000}}
     script.answers.append((200, {"orgs": [long] + [TOLD] * 99}, {}))
     done = asked(tmp_path, script.url, "org", "list")
@@ -252,7 +250,7 @@ def test_one_long_name_makes_no_line_long_but_its_own(tmp_path: Path, script: Sc
     assert sorted(map(len, done.stdout.splitlines()))[-2] < 500
 
 
-def test_a_list_without_an_end_is_given_up(
+def test_endless_list_is_aborted_after_pages(
     tmp_path: Path, script: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_client, "MAX_PAGES", 5)
@@ -262,7 +260,7 @@ def test_a_list_without_an_end_is_given_up(
     assert "returned too long a list" in done.stderr
 
 
-def test_a_list_is_given_up_by_its_length_too(
+def test_endless_list_is_aborted_by_size(
     tmp_path: Path, script: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_client, "MAX_LISTED_BYTES", 2500)
@@ -274,7 +272,7 @@ def test_a_list_is_given_up_by_its_length_too(
 
 
 @pytest.mark.parametrize("begin", [b"", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{"])
-def test_an_answer_that_drips_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: bytes) -> None:
+def test_slowly_sent_answer_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: bytes) -> None:
     monkeypatch.setattr(api_client, "REQUEST_DEADLINE_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=_drip, args=(server, begin))
@@ -304,7 +302,7 @@ def _drip(server: socket.socket, begin: bytes) -> None:
         ("all", 0, ": 0 ended"),
     ],
 )
-def test_ending_a_session_that_was_over_revokes_its_tokens(
+def test_ending_ended_session_revokes_its_tokens(
     tmp_path: Path, script: ScriptedServer, which: str, ended: int, words: str
 ) -> None:
     script.answers += [(200, TOLD, {}), (200, {"ended": ended}, {})]

@@ -57,7 +57,7 @@ async def answered_in(port: DataPort, room: float, path: str, body: dict[str, ob
         (CHAT_PATH, CHAT | {"stream": True}, 3),  # and Bedrock is asked for the usage
     ],
 )
-async def test_request_needs_room_for_each_copy_of_its_body(
+async def test_request_reserves_memory_for_each_copy_of_body(
     port: DataPort, path: str, body: dict[str, object], times: int
 ) -> None:
     status, told = await answered_in(port, times - 0.2, path, body)
@@ -68,13 +68,13 @@ async def test_request_needs_room_for_each_copy_of_its_body(
     assert len([entry for entry in port.bedrock.ledger if entry.body_size]) == 1
 
 
-async def test_copy_that_says_who_calls_needs_room_too(tmp_path: Path) -> None:
+async def test_copy_with_caller_metadata_reserves_memory(tmp_path: Path) -> None:
     async with data_port(tmp_path, upstream=UpstreamConfig(endpoint=SIMULATED, request_metadata=True)) as port:
         assert (await answered_in(port, 1.8, CONVERSE_PATH, TURN))[0] == 503
         assert (await answered_in(port, 2.2, CONVERSE_PATH, TURN))[0] == 200
 
 
-async def test_one_large_body_is_looked_into_at_a_time() -> None:
+async def test_large_bodies_are_parsed_one_at_a_time() -> None:
     """Each may take several times its memory while it is parsed."""
     inside, most = 0, 0
     lock = threading.Lock()

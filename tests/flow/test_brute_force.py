@@ -78,7 +78,7 @@ async def attacked(tmp_path: Path) -> AsyncIterator[Attacked]:
         yield attacked
 
 
-async def test_of_a_flood_of_wrong_secrets_a_few_are_answered_and_the_right_one_always(attacked: Attacked) -> None:
+async def test_login_flood_is_limited_and_valid_secret_always_works(attacked: Attacked) -> None:
     flood = asyncio.create_task(attacked.guesses(SHOP))
     for _ in range(10):
         assert await attacked.login(SHOP, attacked.secrets[SHOP]) == 200
@@ -87,20 +87,20 @@ async def test_of_a_flood_of_wrong_secrets_a_few_are_answered_and_the_right_one_
     assert await attacked.login(SHOP, attacked.secrets[SHOP]) == 200
 
 
-async def test_from_other_addresses_the_same_client_cannot_be_guessed_either(attacked: Attacked) -> None:
+async def test_client_cannot_be_guessed_from_other_addresses(attacked: Attacked) -> None:
     await attacked.guesses(SHOP, "127.0.0.2", FAILURE_BURST)
     assert await attacked.guesses(SHOP, "127.0.0.3", 5) == {429: 5}
     assert await attacked.login(BOT, make_secret(), "127.0.0.4") == 401
     assert await attacked.login(SHOP, attacked.secrets[SHOP], "127.0.0.3") == 200
 
 
-async def test_one_address_cannot_go_through_clients(attacked: Attacked) -> None:
+async def test_address_cannot_guess_many_clients(attacked: Attacked) -> None:
     found = [await attacked.login(f"org-{ORG}-app-a{number}", make_secret()) for number in range(FAILURE_BURST + 3)]
     assert found == [401] * FAILURE_BURST + [429] * 3
     assert await attacked.login(BOT, attacked.secrets[BOT]) == 200
 
 
-async def test_it_is_told_when_to_come_again_and_then_one_more_is_answered(attacked: Attacked) -> None:
+async def test_limited_login_states_retry_after(attacked: Attacked) -> None:
     await attacked.guesses(SHOP, tries=FAILURE_BURST)
     given = {"client_id": SHOP, "client_secret": make_secret()}
     status, headers = await attacked.asks("POST", "/auth/token", json=given)
@@ -109,7 +109,7 @@ async def test_it_is_told_when_to_come_again_and_then_one_more_is_answered(attac
     assert await attacked.guesses(SHOP, tries=3) == {401: 1, 429: 2}
 
 
-async def test_credentials_for_sidecars_have_the_same_limits(attacked: Attacked) -> None:
+async def test_credentials_endpoint_has_same_limits(attacked: Attacked) -> None:
     async def fetch(secret: str) -> int:
         return (await attacked.asks("GET", "/credentials", headers={"Authorization": f"{SHOP}:{secret}"}))[0]
 
@@ -118,7 +118,7 @@ async def test_credentials_for_sidecars_have_the_same_limits(attacked: Attacked)
     assert await fetch(attacked.secrets[SHOP]) == 200
 
 
-async def test_retrieval_tokens_cannot_be_guessed_and_the_right_one_is_served(attacked: Attacked) -> None:
+async def test_retrieval_tokens_cannot_be_guessed_and_valid_one_works(attacked: Attacked) -> None:
     path = f"{API}/apps/shop/credentials"
     rotated = (await attacked.api.ask("POST", f"{path}/rotate", {})).body
     wrong = {"X-Retrieval-Token": "x" * 43}
@@ -130,7 +130,7 @@ async def test_retrieval_tokens_cannot_be_guessed_and_the_right_one_is_served(at
     assert (await attacked.asks("GET", f"{path}/secret", headers=right))[0] == 429  # it is used, and so a wrong one
 
 
-async def test_the_admin_key_is_guessed_from_no_address_and_opens_from_every_one(attacked: Attacked) -> None:
+async def test_admin_key_cannot_be_guessed_and_works_from_everywhere(attacked: Attacked) -> None:
     found = [
         (await attacked.asks("GET", API, f"127.0.0.{2 + number % 3}", headers={"X-API-Key": f"guess {number}"}))[0]
         for number in range(FAILURE_BURST + 5)
@@ -140,7 +140,7 @@ async def test_the_admin_key_is_guessed_from_no_address_and_opens_from_every_one
     assert await attacked.login(SHOP, make_secret(), "127.0.0.9") == 401
 
 
-async def test_other_wrong_tokens_count_by_address(attacked: Attacked) -> None:
+async def test_other_invalid_tokens_count_by_address(attacked: Attacked) -> None:
     async def refresh(token: str, address: str) -> int:
         return (await attacked.asks("POST", "/auth/refresh", address, json={"refresh_token": token}))[0]
 
@@ -151,7 +151,7 @@ async def test_other_wrong_tokens_count_by_address(attacked: Attacked) -> None:
     assert await refresh(issued["refresh_token"], "127.0.0.2") == 200
 
 
-async def test_a_token_that_has_expired_is_nobodys_guess(attacked: Attacked) -> None:
+async def test_expired_token_counts_as_no_guess(attacked: Attacked) -> None:
     token = attacked.api.tokens.mint_access(ORG, "shop", 10).token
     await attacked.clock.advance(20)
     shown = {"Authorization": f"Bearer {token}"}
@@ -160,7 +160,7 @@ async def test_a_token_that_has_expired_is_nobodys_guess(attacked: Attacked) -> 
     }
 
 
-async def test_invented_clients_cost_reads_at_a_pace(attacked: Attacked, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_invented_clients_cause_limited_reads(attacked: Attacked, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[Key] = []
     kind = type(attacked.api.store)
     get = kind.get
@@ -199,7 +199,7 @@ async def fetch(attacked: Attacked, client: str, secret: str) -> int:
     return (await attacked.asks("GET", "/credentials", headers={"Authorization": f"{client}:{secret}"}))[0]
 
 
-async def test_a_trickle_of_wrong_secrets_locks_nobody_out_after_a_rotation(attacked: Attacked) -> None:
+async def test_trickle_of_wrong_secrets_after_rotation_locks_nobody_out(attacked: Attacked) -> None:
     """Sent from the same address, for as long as the new secret needs to come everywhere."""
     for _ in range(FAILURE_BURST + 2):
         await trickle(attacked)
@@ -217,7 +217,7 @@ async def test_a_trickle_of_wrong_secrets_locks_nobody_out_after_a_rotation(atta
     assert found == {("old", 200): 40, ("new", 200): 40}
 
 
-async def test_nor_does_it_after_a_start(attacked: Attacked) -> None:
+async def test_trickle_of_wrong_secrets_after_start_locks_nobody_out(attacked: Attacked) -> None:
     """When no client is cached yet."""
     for way in ("login", "credentials"):
         attacked.api.parts.clients.__init__(attacked.api.store, attacked.clock.now)  # type: ignore[misc]
@@ -228,7 +228,7 @@ async def test_nor_does_it_after_a_start(attacked: Attacked) -> None:
             assert await asked == 200
 
 
-def test_wrong_secrets_at_the_data_port_and_the_control_port_are_counted_together(tmp_path: Path) -> None:
+def test_failed_logins_at_both_ports_share_a_limit(tmp_path: Path) -> None:
     with sidecar("dev", "--port", "0", "--control-port", "0", folder=tmp_path) as running:
         found = Counter(_guessed(running.data) for _ in range(FAILURE_BURST + 5))
         assert found == {403: FAILURE_BURST, 429: 5}

@@ -14,7 +14,7 @@ from tests.support.engines import Engines
 
 
 @pytest.mark.parametrize("moment", ["when it was met", "when it was looked at"])
-async def test_whoever_waits_for_a_standing_that_is_forgotten_finds_a_payer(
+async def test_budget_state_evicted_while_awaited_still_charges_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """As when an org that was taken to have the defaults turns out to have a calendar of its own."""

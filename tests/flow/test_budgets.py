@@ -63,7 +63,7 @@ def quotas(**usd: float) -> dict[str, Value]:
     return {"model_ordering": list(usd), "quotas": micros}
 
 
-async def test_from_premium_to_refused_to_the_next_day(tmp_path: Path) -> None:
+async def test_budget_falls_back_then_refuses_then_resets_next_day(tmp_path: Path) -> None:
     clock = SettableClock()
     noon = datetime(2026, 11, 18, 12, tzinfo=ZoneInfo(ZONE)).timestamp()
     clock.set(noon)
@@ -107,7 +107,7 @@ def _is_refused_once(failure: ClientError) -> None:
     assert told["HTTPHeaders"]["x-price-keeper-requested"] == "premium"
 
 
-async def test_who_asks_for_something_cheaper_gets_it(tmp_path: Path) -> None:
+async def test_cheaper_requested_label_is_served(tmp_path: Path) -> None:
     async with data_port(tmp_path) as port:
         await configured(port, **quotas(premium=100, standard=100, economy=100))
         assert await asyncio.to_thread(served, port, "economy") == "economy"
@@ -116,7 +116,7 @@ async def test_who_asks_for_something_cheaper_gets_it(tmp_path: Path) -> None:
         assert await asyncio.to_thread(served, port, "premium") == "premium"
 
 
-async def test_a_body_for_claude_never_reaches_another_kind_of_model(tmp_path: Path) -> None:
+async def test_claude_body_never_falls_back_to_other_format(tmp_path: Path) -> None:
     async with data_port(tmp_path) as port:
         await configured(port, **quotas(premium=0, economy=100))
         client = port.client()
@@ -126,14 +126,14 @@ async def test_a_body_for_claude_never_reaches_another_kind_of_model(tmp_path: P
         assert list(port.bedrock.ledger) == []
 
 
-async def test_a_label_that_is_not_the_scopes_is_refused(tmp_path: Path) -> None:
+async def test_label_outside_scope_is_refused(tmp_path: Path) -> None:
     async with data_port(tmp_path) as port:
         await configured(port, **quotas(premium=100))
         with pytest.raises(ClientError, match=r"economy is not among the labels that .* has a quota for: premium"):
             await asyncio.to_thread(served, port, "economy")
 
 
-async def test_in_shadow_the_answer_tells_what_would_have_served(tmp_path: Path) -> None:
+async def test_shadow_mode_reports_label_it_would_serve(tmp_path: Path) -> None:
     async with data_port(tmp_path) as port:
         await configured(port, enforcement="shadow", **quotas(premium=0, standard=100))
         headers = await asyncio.to_thread(asked, port)
@@ -149,9 +149,7 @@ async def test_in_shadow_the_answer_tells_what_would_have_served(tmp_path: Path)
         ({"premium": 10**8}, "guardrails is not among the labels that"),
     ],
 )
-async def test_guardrails_are_paid_from_a_quota_of_their_own(
-    tmp_path: Path, micros: dict[str, Value], why: str
-) -> None:
+async def test_guardrails_have_their_own_quota(tmp_path: Path, micros: dict[str, Value], why: str) -> None:
     """Without one, a budget could be passed by through them."""
     prices = GuardrailsConfig(UnitPrices(*[Decimal("0.15")] * len(fields(UnitPrices))))
     async with data_port(tmp_path, guardrails=prices) as port:
@@ -168,7 +166,7 @@ async def test_guardrails_are_paid_from_a_quota_of_their_own(
         client.close()
 
 
-async def test_counting_tokens_and_asking_for_jobs_needs_no_budget(tmp_path: Path) -> None:
+async def test_token_counting_and_job_queries_need_no_budget(tmp_path: Path) -> None:
     async with data_port(tmp_path) as port:
         await configured(port, **quotas(premium=0))
         client = port.client()
@@ -177,7 +175,7 @@ async def test_counting_tokens_and_asking_for_jobs_needs_no_budget(tmp_path: Pat
         assert counted["inputTokens"] > 0
 
 
-async def test_a_day_of_a_real_zone_ends_when_it_says(tmp_path: Path) -> None:
+async def test_day_of_clock_change_ends_at_local_midnight(tmp_path: Path) -> None:
     """The day on which the clocks go back has 25 hours."""
     clock = SettableClock()
     clock.set(datetime(2026, 11, 1, 3, 59, 30, tzinfo=UTC).timestamp())  # half a minute before midnight in New York

@@ -92,7 +92,7 @@ def _trust(authority: Path, patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("calls", [_bedrock, _store, _price_list, _web_identity, _control_service])
 @pytest.mark.parametrize(("host", "is_trusted"), CASES)
-async def test_who_shows_no_good_certificate_is_sent_nothing(
+async def test_untrusted_certificate_receives_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls, host: str, is_trusted: bool
 ) -> None:
     authority, certificate, key = ensure_local_certificates(tmp_path, time.time())
@@ -105,7 +105,7 @@ async def test_who_shows_no_good_certificate_is_sent_nothing(
 
 @pytest.mark.parametrize("calls", [_store, _price_list])
 @pytest.mark.parametrize(("host", "is_trusted"), CASES)
-async def test_nor_through_a_proxy(
+async def test_untrusted_certificate_behind_proxy_receives_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls, host: str, is_trusted: bool
 ) -> None:
     """One that the surroundings name, which only what AWS's libraries call goes through."""

@@ -84,7 +84,7 @@ ARGUMENTS = {"bash": ["--norc", "--noprofile", "-i"], "zsh": ["-f", "-i"]}
 
 
 @pytest.mark.parametrize("name", ["bash", "zsh"])
-def test_one_tab_completes_what_fits_alone(place: Path, name: str) -> None:
+def test_tab_completes_unique_word(place: Path, name: str) -> None:
     cases = CASES + (CASES_WITH_EQUALS if name == "bash" else [])
     typed = BEGIN[name] + 'price-keeper() { echo "GOT<$*>"; }\n'
     typed += "".join(f"price-keeper {line}\t\n" for line, _ in cases) + "exit\n"
@@ -94,7 +94,7 @@ def test_one_tab_completes_what_fits_alone(place: Path, name: str) -> None:
     assert told == [wanted for _, wanted in cases], shown
 
 
-def test_fish_tells_what_fits(place: Path) -> None:
+def test_fish_lists_candidates(place: Path) -> None:
     fish = shell("fish")
     cases = CASES + CASES_WITH_EQUALS
     asked = "\n".join(f"echo GOT; complete -C 'price-keeper {line}'" for line, _ in cases)
@@ -114,7 +114,7 @@ def test_fish_tells_what_fits(place: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SHELLS)
-def test_a_shell_finds_no_fault_in_its_script(place: Path, name: str) -> None:
+def test_shell_accepts_its_script(place: Path, name: str) -> None:
     command = [shell(name), "-n", f"completion.{name}"]
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -127,7 +127,7 @@ def test_the_script_for_bash_holds_no_pattern_that_bash_3_2_refuses(place: Path)
     assert re.findall(r"""=~[^"'\n]*\(.*""", script) == []
 
 
-def test_each_command_and_option_stands_in_each_script(place: Path) -> None:
+def test_every_command_and_option_is_in_every_script(place: Path) -> None:
     for name in SHELLS:
         script = (place / f"completion.{name}").read_text()
         for parser in list_parsers(build_root_parser()):
@@ -135,7 +135,7 @@ def test_each_command_and_option_stands_in_each_script(place: Path) -> None:
             assert [word for word in parser.option_names if word.lstrip("-") not in script] == []
 
 
-def test_an_option_takes_a_value_everywhere_or_nowhere() -> None:
+def test_option_takes_value_in_every_command_or_none() -> None:
     """By which the script for fish knows what to pass over."""
     found = {
         (name, action.nargs != 0)

@@ -58,7 +58,7 @@ MAY = [
 ]
 
 
-async def test_everybody_gets_where_he_may_and_nowhere_else(api: ControlHarness) -> None:
+async def test_every_route_admits_exactly_its_callers(api: ControlHarness) -> None:
     await api.put_org()
     await api.put_app()
     for method, path, body, expected in MAY:
@@ -76,7 +76,7 @@ def assert_problem(answer: Any) -> None:
     assert answer.headers["Cache-Control"] == "no-store"
 
 
-async def test_everything_that_is_served_asks_who_calls(api: ControlHarness) -> None:
+async def test_every_other_route_requires_authentication(api: ControlHarness) -> None:
     """So that no route is added without anybody thinking of it."""
     told = (await api.ask("GET", "/openapi.json", who=None)).body
     open_to_all = {path for path, methods in told["paths"].items() for each in methods.values() if not each["security"]}
@@ -175,7 +175,7 @@ ATTACKS: list[tuple[str, str, Any, Any, int]] = [
 ]
 
 
-async def test_attacks_are_refused_in_the_one_form(api: ControlHarness) -> None:
+async def test_attacks_are_refused_in_uniform_error_form(api: ControlHarness) -> None:
     await api.put_org()
     await api.put_app()
     for number, (method, path, headers, body, status) in enumerate(ATTACKS):
@@ -210,7 +210,7 @@ SMUGGLED = [
 
 
 @pytest.mark.parametrize("sent", SMUGGLED, ids=range(len(SMUGGLED)))
-async def test_what_is_no_http_is_refused_and_the_connection_ends(
+async def test_non_http_input_is_refused_and_closed(
     api: ControlHarness, sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     host, port = api.url.removeprefix("http://").split(":")
@@ -226,7 +226,7 @@ async def test_what_is_no_http_is_refused_and_the_connection_ends(
     assert ADMIN_KEY not in caplog.text + answer.decode()
 
 
-async def test_a_body_without_end_is_cut_off(api: ControlHarness) -> None:
+async def test_endless_body_is_cut_off(api: ControlHarness) -> None:
     async def endless() -> AsyncIterator[bytes]:
         while True:
             yield b" " * 65_536
@@ -239,7 +239,7 @@ async def test_a_body_without_end_is_cut_off(api: ControlHarness) -> None:
         pass
 
 
-async def test_whoever_guesses_is_slowed_down_and_the_right_key_still_opens(api: ControlHarness) -> None:
+async def test_guessing_is_limited_and_valid_key_still_works(api: ControlHarness) -> None:
     await api.put_org()
     statuses = [(await api.ask("GET", API, who=None, headers={"X-API-Key": f"guess {n}"})).status for n in range(14)]
     assert statuses == [401] * 10 + [429] * 4
@@ -248,7 +248,7 @@ async def test_whoever_guesses_is_slowed_down_and_the_right_key_still_opens(api:
     assert (await api.ask("GET", API)).status == 200
 
 
-async def test_whoever_asks_too_often_is_told_when_to_come_again(tmp_path: Path) -> None:
+async def test_rate_limited_caller_gets_retry_after(tmp_path: Path) -> None:
     clock = ManualClock()
     rates = LocalApiRateLimiter(clock.monotonic, 5, 1)
     async with (
@@ -267,7 +267,7 @@ async def test_whoever_asks_too_often_is_told_when_to_come_again(tmp_path: Path)
             assert (await api.ask("GET", "/health", who=None)).status == 200
 
 
-def test_a_key_that_could_be_guessed_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_weak_admin_key_is_refused_at_start(tmp_path: Path) -> None:
     (tmp_path / "key").write_text(f"{ADMIN_KEY}\n")
     from_file = AuthConfig(admin_api_key_file=str(tmp_path / "key"))
     assert load_admin_key(from_file, {"PRICE_KEEPER_API_KEY": "x"}) == ADMIN_KEY
@@ -282,7 +282,7 @@ def test_a_key_that_could_be_guessed_is_refused_at_the_start(tmp_path: Path) -> 
         assert "sesame" not in str(caught.value)
 
 
-def test_json_of_every_depth_is_refused_or_read() -> None:
+def test_deeply_nested_json_is_parsed_or_refused() -> None:
     assert parse_json(b"[" * 12 + b"]" * 12)
     for depth in (13, 100, 1000, 50_000):
         with pytest.raises(ApiError):
@@ -290,12 +290,12 @@ def test_json_of_every_depth_is_refused_or_read() -> None:
 
 
 @pytest.mark.parametrize("raw", [b'{"a":1,"a":1}', b'[{"a":{"b":1,"b":2}}]', b"[NaN]", b"[-Infinity]", b'["\\udfff"]'])
-def test_json_that_could_be_read_in_two_ways_is_refused(raw: bytes) -> None:
+def test_ambiguous_json_is_refused(raw: bytes) -> None:
     with pytest.raises(ApiError):
         parse_json(raw)
 
 
-async def test_nothing_is_changed_while_the_process_starts_or_stops(api: ControlHarness) -> None:
+async def test_changes_are_refused_while_starting_or_stopping(api: ControlHarness) -> None:
     control = api.control
     control.stop()
     assert (await api.ask("PUT", API, SETTINGS)).status == 503

@@ -133,7 +133,7 @@ def addresses(count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("count", [DEFAULT_PORT_LIMITS.max_per_network, DEFAULT_PORT_LIMITS.max_connections])
-async def test_half_sent_bodies_keep_neither_probes_nor_the_administrator_out(
+async def test_half_sent_bodies_block_neither_probes_nor_administrator(
     api: ControlHarness, client: Client, count: int
 ) -> None:
     for address in addresses(count):
@@ -149,7 +149,7 @@ async def test_half_sent_bodies_keep_neither_probes_nor_the_administrator_out(
 
 @pytest.mark.parametrize("count", [DEFAULT_PORT_LIMITS.max_per_network, DEFAULT_PORT_LIMITS.max_connections])
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_half_sent_bodies_keep_no_probe_from_the_health_port(health: Client, count: int, method: str) -> None:
+async def test_half_sent_bodies_block_no_probe_of_health_port(health: Client, count: int, method: str) -> None:
     for address in addresses(count):
         await health.send(head(method, "/health", length=1000) + b"{", address)
         await arrived()
@@ -157,9 +157,7 @@ async def test_half_sent_bodies_keep_no_probe_from_the_health_port(health: Clien
     assert found == [200] * len(found)
 
 
-async def test_the_administrators_half_sent_body_outlives_those_of_strangers(
-    api: ControlHarness, client: Client
-) -> None:
+async def test_half_sent_body_of_administrator_outlives_others(api: ControlHarness, client: Client) -> None:
     body = b'{"grace_hours": 1}'
     await api.put_app()
     shown = api.auth_headers("admin")
@@ -173,7 +171,7 @@ async def test_the_administrators_half_sent_body_outlives_those_of_strangers(
 
 
 @pytest.mark.parametrize(("path", "status"), [("/health", 200), ("/ready", 200), ("/nowhere", 404), (API, 401)])
-async def test_a_body_that_no_route_reads_is_not_awaited(
+async def test_body_no_route_reads_is_not_awaited(
     endless_lingering: None, client: Client, path: str, status: int
 ) -> None:
     wire = await client.send(head("GET", path, length=1000) + b"{")
@@ -186,7 +184,7 @@ async def test_a_body_that_no_route_reads_is_not_awaited(
 # Requests at work.
 
 
-async def test_requests_that_wait_for_the_store_keep_neither_probes_nor_the_administrator_out(
+async def test_requests_waiting_for_store_block_neither_probes_nor_administrator(
     api: ControlHarness, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, gate = type(api.store), asyncio.Event()
@@ -212,9 +210,7 @@ async def test_requests_that_wait_for_the_store_keep_neither_probes_nor_the_admi
     assert found.keys() <= {200, 503}  # a refusal says so: no request in progress is cut
 
 
-async def test_status_pages_stay_connected_under_half_sent_bodies_and_keep_no_probe_out(
-    api: ControlHarness, client: Client
-) -> None:
+async def test_status_pages_survive_half_sent_bodies_and_block_no_probe(api: ControlHarness, client: Client) -> None:
     pages = [
         await client.send(head("GET", "/status/events", api.auth_headers("admin"))) for _ in range(MAX_ADMIN_PAGES)
     ]
@@ -234,7 +230,7 @@ async def credentials(api: ControlHarness) -> list[dict[str, str]]:
     return [(await api.ask("PUT", f"{API}/apps/a{number}", {"app_name": "a"})).body for number in range(VALID)]
 
 
-async def test_invented_retrieval_tokens_starve_no_valid_one_behind_their_address(
+async def test_invented_retrieval_tokens_do_not_block_valid_one_of_same_address(
     api: ControlHarness, client: Client
 ) -> None:
     made = await credentials(api)
@@ -252,7 +248,7 @@ async def test_invented_retrieval_tokens_starve_no_valid_one_behind_their_addres
 
 
 @pytest.mark.parametrize("way", ["/auth/token", "/credentials"])
-async def test_invented_clients_starve_no_valid_one_behind_their_address(
+async def test_invented_clients_do_not_block_valid_one_of_same_address(
     api: ControlHarness, client: Client, way: str
 ) -> None:
     known = [await _secret(api, number, each) for number, each in enumerate(await credentials(api))]

@@ -15,7 +15,7 @@ from tests.support.commands import ROOT, SECONDS, call_in_process, price_keeper,
 EXAMPLES = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "api.md").read_text(), re.DOTALL)
 
 
-def test_the_examples_do_what_they_say(tmp_path: Path) -> None:
+def test_api_examples_run_as_documented(tmp_path: Path) -> None:
     with sidecar("dev", "--port", "0", "--control-port", "0", folder=tmp_path) as running:
         assert f"admin key     in {tmp_path}/data/admin-key" in running.startup_output
         key = (tmp_path / "data" / "admin-key").read_text().strip()
@@ -39,7 +39,7 @@ def test_the_examples_do_what_they_say(tmp_path: Path) -> None:
     assert any(re.fullmatch(r"\S+Z  org.put, by admin from 127.0.0.1", line) for line in lines)
 
 
-def test_commands_leave_records_as_well(tmp_path: Path) -> None:
+def test_commands_leave_audit_records(tmp_path: Path) -> None:
     org = "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b"
     settings = {
         "org_name": "Acme",

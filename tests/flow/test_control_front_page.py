@@ -46,7 +46,7 @@ class Tags(HTMLParser):
         self.attributes += attrs
 
 
-async def test_the_page_says_what_this_is_and_needs_nothing_from_elsewhere(served: ControlHarness) -> None:
+async def test_front_page_is_self_contained(served: ControlHarness) -> None:
     await served.put_org(org_name="Sesame and Sons")
     answer = await served.ask("GET", "/", who=None, headers={"Accept": "text/html,application/xml;q=0.9,*/*;q=0.8"})
     text = answer.raw.decode()
@@ -65,7 +65,7 @@ async def test_the_page_says_what_this_is_and_needs_nothing_from_elsewhere(serve
     assert ORG not in text
 
 
-async def test_the_policy_lets_the_pages_own_style_through_and_nothing_else(served: ControlHarness) -> None:
+async def test_content_security_policy_allows_only_own_style(served: ControlHarness) -> None:
     answer = await served.ask("GET", "/", who=None)
     (style,) = re.findall(r"<style>(.*?)</style>", answer.raw.decode(), re.DOTALL)
     digest = b64encode(sha256(style.encode()).digest()).decode()
@@ -77,7 +77,7 @@ async def test_the_policy_lets_the_pages_own_style_through_and_nothing_else(serv
     assert answer.headers["Vary"] == "Accept"
 
 
-async def test_json_head_and_the_document(served: ControlHarness) -> None:
+async def test_front_page_as_json_and_head_and_openapi(served: ControlHarness) -> None:
     told = await served.ask("GET", "/", who=None, headers=JSON)
     assert told.body["status"] == "ready"
     assert (told.body["role"], told.body["version"]) == ("both", version("bedrock-price-keeper"))
@@ -107,7 +107,7 @@ async def test_json_head_and_the_document(served: ControlHarness) -> None:
         (",;,;q=;", False),
     ],
 )
-def test_who_is_given_json(accept: str, is_json: bool) -> None:
+def test_accept_header_selects_json(accept: str, is_json: bool) -> None:
     assert prefers_json(accept) is is_json
 
 
@@ -125,7 +125,7 @@ async def alone(readiness: Readiness, role: str, *asked: tuple[str, dict[str, st
     return answers
 
 
-async def test_a_sidecar_links_to_what_it_serves_alone() -> None:
+async def test_sidecar_front_page_links_only_served_routes() -> None:
     readiness = Readiness(ManualClock())
     readiness.start({})
     paths = [("/", JSON), ("/", {}), *((path, {}) for path in ("/health", "/ready", "/metrics"))]
@@ -136,7 +136,7 @@ async def test_a_sidecar_links_to_what_it_serves_alone() -> None:
     assert (await alone(readiness, "sidecar", ("/openapi.json", {})))[0][0] == 404
 
 
-async def test_what_is_amiss_is_told_as_text() -> None:
+async def test_failing_checks_are_shown_as_text() -> None:
     async def away() -> None:
         raise StoreUnavailable("/srv/keeper/store.db: no such table")
 

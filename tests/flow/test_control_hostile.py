@@ -64,7 +64,7 @@ async def api(tmp_path: Path) -> AsyncIterator[ControlHarness]:
         ("POST", f"{SHOP}/usage", CALLER, SMALL_BODY_BYTES),
     ],
 )
-async def test_a_body_is_no_longer_than_its_route_needs(
+async def test_body_above_route_limit_is_refused(
     api: ControlHarness, method: str, path: str, who: Any, most: int
 ) -> None:
     async def parts() -> AsyncIterator[bytes]:
@@ -79,21 +79,21 @@ async def test_a_body_is_no_longer_than_its_route_needs(
         assert answer.status == 400
 
 
-async def test_of_a_body_that_says_it_is_too_long_nothing_is_read(api: ControlHarness) -> None:
+async def test_announced_oversized_body_is_not_read(api: ControlHarness) -> None:
     reader, writer = await _sent(api, _head(MAX_ANONYMOUS_BODY_BYTES + 1))
     async with asyncio.timeout(5):
         assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
     writer.close()
 
 
-async def test_of_many_mistakes_the_first_are_told(api: ControlHarness) -> None:
+async def test_many_mistakes_are_truncated(api: ControlHarness) -> None:
     told = await api.ask("POST", "/auth/token", {f"u{number}": 1 for number in range(1000)}, who=None)
     assert (told.status, len(told.body["details"])) == (400, 21)
     assert told.body["details"][0] == {"path": "client_id", "message": "required, but missing"}
     assert told.body["details"][-1] == {"path": "", "message": "and 982 more mistakes"}
 
 
-async def test_whoever_shows_no_secret_at_all_is_slowed_down_too(api: ControlHarness) -> None:
+async def test_requests_without_credentials_are_limited_too(api: ControlHarness) -> None:
     made = await api.ask("PUT", API, SETTINGS)
     statuses = [(await api.ask("POST", "/auth/token", {}, who=None)).status for _ in range(12)]
     assert statuses == [400] * 10 + [429] * 2
@@ -103,7 +103,7 @@ async def test_whoever_shows_no_secret_at_all_is_slowed_down_too(api: ControlHar
     assert (await api.ask("POST", "/auth/token", secret.body, who=None)).status == 200
 
 
-async def test_bodies_on_their_way_have_one_budget(api: ControlHarness) -> None:
+async def test_bodies_in_flight_share_a_memory_budget(api: ControlHarness) -> None:
     api.control._body_budgets.anonymous = ByteBudget(2 * MAX_ANONYMOUS_BODY_BYTES + 100)
     slow = [await _sent(api, _head(MAX_ANONYMOUS_BODY_BYTES)) for _ in range(2)]
     for each in slow:
@@ -120,7 +120,7 @@ async def test_bodies_on_their_way_have_one_budget(api: ControlHarness) -> None:
     slow[1][1].close()
 
 
-async def test_one_app_keeps_nobody_else_waiting(api: ControlHarness) -> None:
+async def test_bodies_of_one_app_do_not_block_others(api: ControlHarness) -> None:
     """With as many bodies in flight as fit, one after the other, none of which sends a byte."""
     made = await api.ask("PUT", API, SETTINGS)
     await api.put_app("web")
@@ -142,7 +142,7 @@ async def test_one_app_keeps_nobody_else_waiting(api: ControlHarness) -> None:
         each[1].close()
 
 
-def test_strangers_alone_cannot_take_the_whole_budget() -> None:
+def test_anonymous_bodies_cannot_take_whole_budget() -> None:
     assert DEFAULT_PORT_LIMITS.max_connections * MAX_ANONYMOUS_BODY_BYTES < ANONYMOUS_BUDGET_BYTES
     budget = ByteBudget(10, max_per_caller=10)
     with budget.reserve(10), pytest.raises(ApiError), budget.reserve(1):
@@ -169,7 +169,7 @@ async def _sent(api: ControlHarness, data: bytes) -> tuple[asyncio.StreamReader,
 # Connections.
 
 
-async def test_there_are_so_many_connections_and_no_more(tmp_path: Path) -> None:
+async def test_connections_are_bounded(tmp_path: Path) -> None:
     few = ControlPortLimits(max_connections=10, max_per_network=3, reserved_for_loopback=0)
     async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path, limits=few) as api:
         held = [await _sent(api, _head(20)) for _ in range(8)]
@@ -184,7 +184,7 @@ async def test_there_are_so_many_connections_and_no_more(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n", WHOLE])
-async def test_who_only_stays_keeps_nobody_out(tmp_path: Path, sent: bytes) -> None:
+async def test_idle_connections_block_nobody(tmp_path: Path, sent: bytes) -> None:
     few = ControlPortLimits(max_connections=10, max_per_network=3, reserved_for_loopback=0)
     async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path, limits=few) as api:
         for _ in range(3):
@@ -198,7 +198,7 @@ async def test_who_only_stays_keeps_nobody_out(tmp_path: Path, sent: bytes) -> N
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: localhost\r\nA: "])
-async def test_whoever_sends_no_whole_head_is_cut(api: ControlHarness, sent: bytes) -> None:
+async def test_connection_without_complete_head_is_closed(api: ControlHarness, sent: bytes) -> None:
     clock = _clock(api)
     reader, writer = await _sent(api, sent)
     await asyncio.sleep(0.1)
@@ -213,7 +213,7 @@ async def test_whoever_sends_no_whole_head_is_cut(api: ControlHarness, sent: byt
     writer.close()
 
 
-async def test_a_kept_connection_may_be_idle_but_its_next_head_comes_at_once(api: ControlHarness) -> None:
+async def test_kept_connection_may_be_idle_but_next_head_must_arrive_quickly(api: ControlHarness) -> None:
     clock = _clock(api)
     whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     reader, writer = await _sent(api, whole)
@@ -231,7 +231,7 @@ async def test_a_kept_connection_may_be_idle_but_its_next_head_comes_at_once(api
     writer.close()
 
 
-async def test_what_follows_what_is_no_http_is_not_kept(api: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_input_after_non_http_is_discarded(api: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop may hand on megabytes before the first mistake is answered."""
     made: list[Any] = []
     connected = control_server._ControlConnection.connection_made
@@ -252,7 +252,7 @@ async def test_what_follows_what_is_no_http_is_not_kept(api: ControlHarness, mon
     writer.close()
 
 
-async def test_whoever_does_not_read_his_answers_is_cut(api: ControlHarness) -> None:
+async def test_client_that_never_reads_is_disconnected(api: ControlHarness) -> None:
     clock, loop = _clock(api), asyncio.get_running_loop()
     host, port = api.url.removeprefix("http://").split(":")
     with closing(socket.socket()) as client:
@@ -290,7 +290,7 @@ def _clock(api: ControlHarness) -> TickingClock:
 
 
 @pytest.mark.parametrize("format", ["1.5", "1", "true", "[]", "{}", "[1.5]", '"novel"'])
-async def test_the_format_of_a_profile_is_one_of_a_few_words(api: ControlHarness, format: str) -> None:
+async def test_profile_format_is_one_of_known_words(api: ControlHarness, format: str) -> None:
     await api.put_org()
     await api.put_app()
     body = json.dumps(PROFILE).replace('"nova"', format)
@@ -315,7 +315,7 @@ async def test_seconds_have_few_decimals(api: ControlHarness, name: str) -> None
                 assert answer.status in ((200, 201) if status is None else (status,)), await answer.text()
 
 
-async def test_asking_for_the_head_of_a_secret_does_not_spend_it(api: ControlHarness) -> None:
+async def test_head_request_for_secret_does_not_consume_it(api: ControlHarness) -> None:
     made = await api.ask("PUT", API, SETTINGS)
     token = {"X-Retrieval-Token": made.body["secret_retrieval_token"]}
     head = await api.ask("HEAD", f"{API}/credentials/secret", who=None, headers=token)
@@ -324,7 +324,7 @@ async def test_asking_for_the_head_of_a_secret_does_not_spend_it(api: ControlHar
     assert (await api.ask("HEAD", API)).status == 200
 
 
-async def test_nobody_keeps_others_from_the_keys_that_verify_tokens(tmp_path: Path) -> None:
+async def test_jwks_requests_of_one_address_do_not_block_others(tmp_path: Path) -> None:
     rates = LocalApiRateLimiter(ManualClock().monotonic, 3, 1)
     async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path, rates=rates) as api:
         statuses = [(await api.ask("GET", "/openapi.json", who=None)).status for _ in range(5)]
@@ -342,7 +342,7 @@ class _Told:
         return ApiRateDecision(1000, 999, 0.0)
 
 
-async def test_one_network_of_ipv6_is_one_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ipv6_network_counts_as_one_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     addresses, told = iter(["2001:db8::1", "2001:db8::2", "2001:db8:0:1::1"]), _Told()
     async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path, rates=told) as api:
         monkeypatch.setattr(web.BaseRequest, "remote", property(lambda _: next(addresses)))
@@ -351,9 +351,7 @@ async def test_one_network_of_ipv6_is_one_caller(tmp_path: Path, monkeypatch: py
     assert told.who[0] == told.who[1] != told.who[2]
 
 
-async def test_profiles_made_at_once_are_no_more_than_there_may_be(
-    api: ControlHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_concurrent_profile_creations_keep_limit(api: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile_endpoints, "MAX_PROFILES", 5)
     await api.put_org()
     await api.put_app()
@@ -365,7 +363,7 @@ async def test_profiles_made_at_once_are_no_more_than_there_may_be(
     assert (await api.ask("GET", SHOP)).headers["ETag"] == before
 
 
-async def test_a_web_page_cannot_have_its_own_name_point_here(api: ControlHarness) -> None:
+async def test_dns_rebinding_host_is_refused(api: ControlHarness) -> None:
     for host in (
         "evil.example",
         "evil.example:8081",
@@ -398,7 +396,7 @@ async def test_a_web_page_cannot_have_its_own_name_point_here(api: ControlHarnes
         "GET ftp://localhost/health HTTP/1.1\r\nHost: localhost\r\n",
     ],
 )
-async def test_request_that_names_its_host_or_protocol_oddly_is_refused(api: ControlHarness, head: str) -> None:
+async def test_malformed_host_or_protocol_is_refused(api: ControlHarness, head: str) -> None:
     reader, writer = await _sent(api, f"{head}\r\n".encode())
     status = await reader.readline()
     assert status.split()[1:2] in ([b"400"], [b"403"]), status
@@ -415,7 +413,7 @@ async def test_other_protocol_is_refused_wherever_its_first_line_is_split(api: C
     writer.close()
 
 
-async def test_no_answer_is_for_a_page_from_elsewhere_to_read(api: ControlHarness) -> None:
+async def test_responses_allow_no_cross_origin_reads(api: ControlHarness) -> None:
     """Nor may one ask for leave to send what forms cannot."""
     elsewhere = {"Origin": "https://evil.example"}
     leave = {**elsewhere, "Access-Control-Request-Method": "PUT", "Access-Control-Request-Headers": "x-api-key"}
@@ -433,7 +431,7 @@ async def test_no_answer_is_for_a_page_from_elsewhere_to_read(api: ControlHarnes
 
 
 @pytest.mark.parametrize("app", ["%2e", "%2E%2e"])
-async def test_no_app_has_a_name_that_paths_lose(api: ControlHarness, app: str) -> None:
+async def test_app_name_lost_in_paths_is_refused(api: ControlHarness, app: str) -> None:
     await api.put_org()
     url = URL(f"{api.url}{API}/apps/{app}", encoded=True)
     async with api.session.put(url, json={"app_name": "x"}, headers=api.auth_headers("admin")) as answer:

@@ -50,7 +50,7 @@ async def actions(api: ControlHarness) -> list[str]:
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-async def test_a_conditional_put_is_done_once_and_told(api: ControlHarness, lose: Lose, lost: int) -> None:
+async def test_conditional_put_with_lost_answer_is_applied_once(api: ControlHarness, lose: Lose, lost: int) -> None:
     lose(lost)
     made = await api.ask("PUT", API, SETTINGS, headers={"If-None-Match": "*"})
     assert made.status == 201, made.body
@@ -62,7 +62,7 @@ async def test_a_conditional_put_is_done_once_and_told(api: ControlHarness, lose
     assert sorted(each for each in await actions(api) if each.endswith("put")) == ["app.put", "org.put", "org.put"]
 
 
-async def test_an_override_is_set_once_and_cleared_once(api: ControlHarness, lose: Lose) -> None:
+async def test_override_with_lost_answer_is_set_and_cleared_once(api: ControlHarness, lose: Lose) -> None:
     await api.put_org()
     await api.put_app()
     lose(1)
@@ -75,7 +75,7 @@ async def test_an_override_is_set_once_and_cleared_once(api: ControlHarness, los
 
 
 @pytest.mark.parametrize("path", [API, SHOP])
-async def test_a_conditional_put_that_was_cut_before_the_credentials_can_be_repeated(
+async def test_conditional_put_interrupted_before_credentials_can_be_repeated(
     api: ControlHarness, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     if path == SHOP:
@@ -94,7 +94,7 @@ async def test_a_conditional_put_that_was_cut_before_the_credentials_can_be_repe
     assert (await api.ask("PUT", path, body, headers=only_new)).status == 412
 
 
-async def test_a_refresh_whose_answers_are_all_lost_ends_no_session(api: ControlHarness, lose: Lose) -> None:
+async def test_refresh_with_all_answers_lost_ends_no_session(api: ControlHarness, lose: Lose) -> None:
     await api.put_org()
     issued = (await api.ask("PUT", SHOP, {"app_name": "s"})).body
     shown = {"X-Retrieval-Token": issued["secret_retrieval_token"]}
@@ -110,7 +110,7 @@ async def test_a_refresh_whose_answers_are_all_lost_ends_no_session(api: Control
     assert (await api.ask("GET", SHOP, who=None, headers=bearer)).status == 200
 
 
-async def test_an_unsure_rotation_without_grace_has_every_token_asked_about_anew(
+async def test_rotation_of_unknown_outcome_rechecks_every_token(
     api: ControlHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await api.put_org()

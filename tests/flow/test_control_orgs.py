@@ -21,7 +21,7 @@ async def api(tmp_path: Path) -> AsyncIterator[ControlHarness]:
         yield running
 
 
-async def test_an_org_is_made_then_changed_and_its_secret_is_issued_once(api: ControlHarness) -> None:
+async def test_org_is_created_then_changed_and_secret_issued_once(api: ControlHarness) -> None:
     made = await api.ask("PUT", API, SETTINGS)
     assert made.status == 201, made.body
     assert made.headers["Location"] == API
@@ -44,7 +44,7 @@ async def test_an_org_is_made_then_changed_and_its_secret_is_issued_once(api: Co
     assert (await api.ask("GET", API, who=None, headers=bearer)).status == 401
 
 
-async def test_an_app_is_made_below_its_org_and_listed(api: ControlHarness) -> None:
+async def test_app_is_created_below_its_org_and_listed(api: ControlHarness) -> None:
     assert (await api.ask("PUT", f"{API}/apps/shop", {"app_name": "Shop"})).status == 404
     await api.put_org()
     made = await api.ask("PUT", f"{API}/apps/shop", {"app_name": "Shop", "quotas": {"premium": 5, "economy": 1}})
@@ -63,7 +63,7 @@ async def test_an_app_is_made_below_its_org_and_listed(api: ControlHarness) -> N
     assert [each["org"] for each in listed.body["orgs"]] == [ORG, OTHER]
 
 
-async def test_mistakes_are_told_with_their_paths(api: ControlHarness) -> None:
+async def test_mistakes_are_reported_with_their_paths(api: ControlHarness) -> None:
     body = SETTINGS | {"quotas": {"premium": -1, "econmy": 2}, "timezone": "Europe/Berln", "x": 1, "org_name": ""}
     refused = await api.ask("PUT", API, body)
     assert (refused.status, refused.body["error"]) == (400, "invalid_request")
@@ -73,7 +73,7 @@ async def test_mistakes_are_told_with_their_paths(api: ControlHarness) -> None:
     assert (await api.ask("GET", API)).status == 404
 
 
-async def test_what_did_not_change_is_not_sent_again(api: ControlHarness) -> None:
+async def test_unchanged_resource_returns_not_modified(api: ControlHarness) -> None:
     await api.put_org()
     first = await api.ask("GET", API)
     tag = first.headers["ETag"]
@@ -87,7 +87,7 @@ async def test_what_did_not_change_is_not_sent_again(api: ControlHarness) -> Non
     assert (changed.status, changed.headers["ETag"] != tag) == (200, True)
 
 
-async def test_a_put_replaces_only_what_its_writer_has_seen(api: ControlHarness) -> None:
+async def test_conditional_put_replaces_only_version_seen(api: ControlHarness) -> None:
     assert (await api.ask("PUT", API, SETTINGS, headers={"If-Match": "*"})).status == 412
     made = await api.ask("PUT", API, SETTINGS, headers={"If-None-Match": "*"})
     assert (made.status, made.headers["ETag"]) == (201, (await api.ask("GET", API)).headers["ETag"])
@@ -101,7 +101,7 @@ async def test_a_put_replaces_only_what_its_writer_has_seen(api: ControlHarness)
     assert (await api.ask("GET", API)).body == winner.body
 
 
-async def test_two_puts_at_once_are_both_done_and_one_secret_is_issued(api: ControlHarness) -> None:
+async def test_concurrent_puts_all_succeed_and_issue_one_secret(api: ControlHarness) -> None:
     bodies = [SETTINGS | {"org_name": f"Acme {number}"} for number in range(8)]
     answers = await asyncio.gather(*(api.ask("PUT", API, body) for body in bodies))
     assert sorted(answer.status for answer in answers) == [200] * 7 + [201]
@@ -113,7 +113,7 @@ async def test_two_puts_at_once_are_both_done_and_one_secret_is_issued(api: Cont
     assert [each["before"] for each in puts[1:]] == [each["after"] for each in puts[:-1]]
 
 
-async def test_the_audit_tells_who_changed_what_and_no_secret(api: ControlHarness) -> None:
+async def test_audit_records_who_changed_what_without_secrets(api: ControlHarness) -> None:
     made = await api.ask("PUT", API, SETTINGS)
     await api.put_app()
     changed = await api.ask("PUT", API, SETTINGS | {"org_name": "Acme Ltd"})
@@ -137,7 +137,7 @@ async def test_the_audit_tells_who_changed_what_and_no_secret(api: ControlHarnes
     assert not any(secret in told.raw.decode() + repr(page) for secret in secrets)
 
 
-async def test_the_audit_comes_in_pages_and_nobody_else_reads_it(api: ControlHarness) -> None:
+async def test_audit_is_paginated_and_admin_only(api: ControlHarness) -> None:
     for number in range(7):
         await api.put_org(org_name=f"Acme {number}")
     found: list[Any] = []

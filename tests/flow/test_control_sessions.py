@@ -82,7 +82,7 @@ async def rotated(api: ControlHarness, grace: int) -> Pair:
     return found
 
 
-async def test_a_rotation_without_grace_ends_all_sessions_and_a_new_secret_begins_others(api: ControlHarness) -> None:
+async def test_rotation_without_grace_ends_all_sessions(api: ControlHarness) -> None:
     thief = await login(api, await client(api))
     new = await fetched(api, await rotated(api, 0))
     assert (await refreshed(api, thief)).status == 401
@@ -93,13 +93,13 @@ async def test_a_rotation_without_grace_ends_all_sessions_and_a_new_secret_begin
     assert await opens(api, again.body) == 200
 
 
-async def test_with_a_grace_sessions_go_on(api: ControlHarness) -> None:
+async def test_rotation_with_grace_keeps_sessions(api: ControlHarness) -> None:
     pair = await login(api, await client(api))
     await rotated(api, 1)
     assert (await refreshed(api, pair)).status == 200
 
 
-async def test_no_other_process_begins_a_session_by_the_old_secret(api: ControlHarness) -> None:
+async def test_other_process_starts_no_session_with_old_secret(api: ControlHarness) -> None:
     """It knows of a rotation a minute late, and until then takes the old secret for good."""
     given = await client(api)
     late = ClientVerifier(api.store, api.clock.now)
@@ -123,7 +123,7 @@ async def credentials(api: ControlHarness, given: Pair) -> Pair:
     return {"status": answer.status, "access_token": (answer.body or {}).get("Token")}
 
 
-async def test_all_sessions_ended_elsewhere_let_a_good_secret_begin_new_ones_at_once(two: list[ControlHarness]) -> None:
+async def test_all_sessions_ended_elsewhere_allow_new_login_at_once(two: list[ControlHarness]) -> None:
     here, there = two
     given = await client(here)
     await login(there, given)
@@ -136,7 +136,7 @@ async def test_all_sessions_ended_elsewhere_let_a_good_secret_begin_new_ones_at_
 
 
 @pytest.mark.parametrize("how", ["end all", "rotate"])
-async def test_access_tokens_that_were_made_before_end_too(two: list[ControlHarness], how: str) -> None:
+async def test_ending_all_sessions_ends_former_access_tokens(two: list[ControlHarness], how: str) -> None:
     """Tokens of evicted sessions, and tokens without a session."""
     here, there = two
     given = await client(here)
@@ -156,7 +156,7 @@ async def test_access_tokens_that_were_made_before_end_too(two: list[ControlHarn
         assert [await opens(each, token) for each in two for token in new] == [200] * 4
 
 
-async def test_the_old_secret_gets_no_token_that_outlives_the_minute_in_which_it_is_taken(
+async def test_old_secret_gets_no_token_that_outlives_cache_minute(
     two: list[ControlHarness],
 ) -> None:
     here, there = two
@@ -169,7 +169,7 @@ async def test_the_old_secret_gets_no_token_that_outlives_the_minute_in_which_it
     assert [await opens(api, late) for api in two] == [401] * 2
 
 
-async def test_a_token_revoked_elsewhere_is_not_handed_out_again_after_a_minute(two: list[ControlHarness]) -> None:
+async def test_token_revoked_elsewhere_is_not_issued_again_after_a_minute(two: list[ControlHarness]) -> None:
     here, there = two
     given = await client(here)
     first = await credentials(here, given)
@@ -180,7 +180,7 @@ async def test_a_token_revoked_elsewhere_is_not_handed_out_again_after_a_minute(
     assert [await opens(api, second) for api in two] == [200] * 2
 
 
-async def test_a_new_secret_is_taken_elsewhere_a_moment_later(two: list[ControlHarness]) -> None:
+async def test_new_secret_is_accepted_elsewhere_within_moments(two: list[ControlHarness]) -> None:
     here, there = two
     given = await client(here)
     await login(there, given)
@@ -190,7 +190,7 @@ async def test_a_new_secret_is_taken_elsewhere_a_moment_later(two: list[ControlH
     await login(there, given)  # in its grace
 
 
-async def test_whoever_asked_before_he_was_registered_is_taken_a_moment_later(two: list[ControlHarness]) -> None:
+async def test_client_asking_before_registration_is_accepted_shortly_after(two: list[ControlHarness]) -> None:
     here, there = two
     unknown = {"client_id": f"org-{ORG}-app-shop", "client_secret": make_secret()}
     assert (await there.ask("POST", "/auth/token", unknown, who=None)).status == 401
@@ -199,7 +199,7 @@ async def test_whoever_asked_before_he_was_registered_is_taken_a_moment_later(tw
     await login(there, given)
 
 
-async def test_the_access_tokens_of_an_evicted_session_can_be_revoked(api: ControlHarness) -> None:
+async def test_access_tokens_of_evicted_session_can_be_revoked(api: ControlHarness) -> None:
     given = await client(api)
     pairs = [await login(api, given) for _ in range(6)]
     assert await opens(api, pairs[0]) == 200
@@ -213,7 +213,7 @@ async def test_the_access_tokens_of_an_evicted_session_can_be_revoked(api: Contr
     assert kept == {"expires_at_epoch": int(api.clock.now()) + api.tokens.refresh_seconds}
 
 
-async def test_an_administrator_sees_sessions_and_ends_one(api: ControlHarness) -> None:
+async def test_administrator_lists_sessions_and_ends_one(api: ControlHarness) -> None:
     given = await client(api)
     first, second = await login(api, given), await login(api, given)
     listed = (await api.ask("GET", SESSIONS)).body["sessions"]
@@ -228,7 +228,7 @@ async def test_an_administrator_sees_sessions_and_ends_one(api: ControlHarness) 
 
 
 @pytest.mark.parametrize("over", ["generation", "time"])
-async def test_a_session_whose_row_alone_is_left_was_ended_before(api: ControlHarness, over: str) -> None:
+async def test_session_with_leftover_row_counts_as_ended_before(api: ControlHarness, over: str) -> None:
     pair = await login(api, await client(api))
     if over == "generation":
         assert (await api.ask("DELETE", SESSIONS)).body == {"ended": 1}
@@ -238,7 +238,7 @@ async def test_a_session_whose_row_alone_is_left_was_ended_before(api: ControlHa
         assert (await api.ask("DELETE", f"{SESSIONS}/{pair['session_id']}")).body == {"ended": 0}
 
 
-async def test_an_administrator_ends_them_all_and_the_secret_stays_good(api: ControlHarness) -> None:
+async def test_administrator_ends_all_sessions_and_secret_stays_valid(api: ControlHarness) -> None:
     given = await client(api)
     pairs = [await login(api, given) for _ in range(3)]
     assert (await api.ask("DELETE", SESSIONS)).body == {"ended": 3}
@@ -260,7 +260,7 @@ async def test_ending_sessions_is_audited(api: ControlHarness) -> None:
     assert pair["refresh_token"] not in answer.raw.decode()
 
 
-async def test_sessions_are_for_the_administrator_alone_and_one_that_is_none_is_told(api: ControlHarness) -> None:
+async def test_sessions_are_admin_only_and_unknown_one_is_reported(api: ControlHarness) -> None:
     pair = await login(api, await client(api))
     one = f"{SESSIONS}/{pair['session_id']}"
     for who in ((ORG, None), (ORG, "shop"), (OTHER, "shop")):
@@ -276,7 +276,7 @@ async def test_sessions_are_for_the_administrator_alone_and_one_that_is_none_is_
 # Who is no guesser.
 
 
-async def test_refresh_tokens_that_were_good_once_are_nobodys_guess(api: ControlHarness) -> None:
+async def test_formerly_valid_refresh_tokens_count_as_no_guess(api: ControlHarness) -> None:
     given = await client(api)
     pairs = [await login(api, given) for _ in range(MANY + 5)]
     assert [(await refreshed(api, pair)).status for pair in pairs[:MANY]] == [401] * MANY
@@ -284,13 +284,13 @@ async def test_refresh_tokens_that_were_good_once_are_nobodys_guess(api: Control
         assert (await refreshed(api, {"refresh_token": pairs[-1]["access_token"]})).status == 401
 
 
-async def test_access_tokens_that_were_revoked_are_nobodys_guess(api: ControlHarness) -> None:
+async def test_revoked_access_tokens_count_as_no_guess(api: ControlHarness) -> None:
     pair = await login(api, await client(api))
     await api.ask("POST", "/auth/revoke", {"token": pair["access_token"]}, who=None)
     assert [await opens(api, pair) for _ in range(MANY)] == [401] * MANY
 
 
-async def test_without_a_key_to_sign_with_it_is_nobodys_fault_who_asks(api: ControlHarness) -> None:
+async def test_missing_signing_key_counts_as_no_guess(api: ControlHarness) -> None:
     given = await client(api)
     pair = await login(api, given)
     tokens = api.tokens
@@ -311,7 +311,7 @@ async def test_without_a_key_to_sign_with_it_is_nobodys_fault_who_asks(api: Cont
         assert "key to sign" in described[path]["post"]["responses"]["503"]["description"]
 
 
-async def test_of_a_flood_of_invented_retrieval_tokens_only_some_wait(
+async def test_flood_of_invented_retrieval_tokens_has_bounded_waiters(
     api: ControlHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, gate, over = type(api.store), asyncio.Event(), 20
@@ -346,7 +346,7 @@ async def test_of_a_flood_of_invented_retrieval_tokens_only_some_wait(
     }
 
 
-async def test_invented_retrieval_tokens_cost_reads_at_a_pace_and_keep_no_other_sender_waiting(
+async def test_invented_retrieval_tokens_cause_limited_reads_and_block_no_other_address(
     api: ControlHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     issued = (await api.ask("PUT", SHOP, {"app_name": "s"})).body

@@ -45,7 +45,7 @@ async def counted(store: Store, scope: Scope, label: str = "premium", period: st
     return int(sums["requests"]), int(sums["cost_usd_micros"])
 
 
-async def test_usage_is_priced_counted_and_reported(api: ControlHarness) -> None:
+async def test_submitted_usage_is_priced_counted_and_reported(api: ControlHarness) -> None:
     first = await api.ask("POST", f"{SHOP}/usage", ONE, who=CALLER)
     kept = {"request_id": "r-1", "label": "premium", "day": DAY, "cost_usd_micros": "6000"}
     assert (first.status, first.body) == (201, kept | {"is_repeat": False})
@@ -75,7 +75,7 @@ async def test_usage_submitted_fifty_times_at_once_counts_once(exact_store: Stor
         assert (after[0] - before[0], after[1] - before[1]) == (1, 6000)
 
 
-async def test_a_batch_told_five_times_at_once_counts_once(exact_store: Store, tmp_path: Path) -> None:
+async def test_batch_submitted_five_times_at_once_counts_once(exact_store: Store, tmp_path: Path) -> None:
     async with open_control_harness(exact_store, tmp_path) as api:
         await api.put_org()
         await api.put_app()
@@ -91,7 +91,7 @@ async def test_a_batch_told_five_times_at_once_counts_once(exact_store: Store, t
 
 @pytest.mark.parametrize("quota_scope", ["ORG", "APP"])
 @pytest.mark.parametrize("period", ["day", "week"])
-async def test_it_counts_where_the_quotas_are(tmp_path: Path, quota_scope: str, period: str) -> None:
+async def test_submitted_usage_counts_in_scope_of_quota(tmp_path: Path, quota_scope: str, period: str) -> None:
     async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path) as api:
         await api.put_org(quota_scope=quota_scope, period=period)
         await api.put_app()
@@ -106,7 +106,7 @@ async def test_it_counts_where_the_quotas_are(tmp_path: Path, quota_scope: str, 
             assert (len(told["rows"]), told["total"]["cost_usd_micros"]) == (1, "6000")
 
 
-async def test_it_counts_on_the_orgs_day_of_the_usage(api: ControlHarness) -> None:
+async def test_submitted_usage_counts_on_org_day_of_usage(api: ControlHarness) -> None:
     await api.put_org(OTHER, timezone="Pacific/Auckland")
     await api.put_app("x", OTHER)
     for number, (at, day) in enumerate([("2026-11-17T10:59:59Z", "2026-11-17"), ("2026-11-17T12:00:00+01:00", DAY)]):
@@ -134,7 +134,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_usage_that_cannot_be_is_refused_and_nothing_is_counted(api: ControlHarness) -> None:
+async def test_invalid_usage_is_refused_and_not_counted(api: ControlHarness) -> None:
     for changes, path in WRONG:
         told = await api.ask("POST", f"{SHOP}/usage", ONE | changes)
         assert (told.status, [each["path"] for each in told.body["details"]]) == (400, [path]), told.body
@@ -143,7 +143,7 @@ async def test_usage_that_cannot_be_is_refused_and_nothing_is_counted(api: Contr
     assert MAX_SUBMISSION_AGE_SECONDS == 30 * 86_400
 
 
-async def test_of_a_batch_each_counts_by_itself(api: ControlHarness) -> None:
+async def test_batch_items_count_independently(api: ControlHarness) -> None:
     items: list[Any] = [ONE, ONE, ONE | {"label": "gold"}, ONE | {"input_tokens": 1}, 7]
     items += [ONE | {"request_id": f"b{number}"} for number in range(95)]
     told = await api.ask("POST", f"{SHOP}/usage/batch", {"items": items}, who=CALLER)
@@ -161,7 +161,7 @@ async def test_of_a_batch_each_counts_by_itself(api: ControlHarness) -> None:
         assert (await api.ask("POST", f"{SHOP}/usage/batch", bad)).status == 400
 
 
-async def test_a_lost_answer_does_not_count_twice(api: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_usage_with_lost_answer_counts_once(api: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     store = api.parts.submissions._store
     real = store.transact
 
@@ -177,7 +177,7 @@ async def test_a_lost_answer_does_not_count_twice(api: ControlHarness, monkeypat
     assert await counted(api.store, Scope(ORG, "shop")) == (1, 6000)
 
 
-async def test_days_on_which_nothing_was_spent_are_empty(api: ControlHarness) -> None:
+async def test_days_without_spend_are_empty(api: ControlHarness) -> None:
     for path in ("/aggregates/2026-11-01", "/aggregates/today", "/apps/ghost/aggregates/today"):
         told = await api.ask("GET", API + path)
         assert (told.status, told.body["rows"], told.body["total"]["cost_usd_micros"]) == (200, [], "0")
@@ -195,7 +195,7 @@ async def selection(api: ControlHarness, path: str = SHOP, **query: str) -> Any:
     return told.body
 
 
-async def test_model_selection_tells_how_a_scope_stands(api: ControlHarness) -> None:
+async def test_model_selection_reports_budget_state(api: ControlHarness) -> None:
     told = await selection(api)
     assert (told["scope"], told["period"]) == ({"org": ORG, "app": "shop"}, "DAY#20261118")
     assert (told["resets_at"], told["active_label"], told["override"]) == ("2026-11-19T00:00:00Z", "premium", None)
@@ -214,7 +214,7 @@ async def test_model_selection_tells_how_a_scope_stands(api: ControlHarness) -> 
     assert (economy["label"], economy["served_by"]) == ("economy", "economy")
 
 
-async def test_a_forced_check_sees_what_others_spent(api: ControlHarness) -> None:
+async def test_forced_refresh_sees_spend_of_others(api: ControlHarness) -> None:
     await selection(api)
     million = {"request_id": "big", "input_tokens": 1_000_000, "output_tokens": 600_000}  # 12 dollars
     assert (await api.ask("POST", f"{SHOP}/usage", ONE | million)).status == 201
@@ -225,7 +225,7 @@ async def test_a_forced_check_sees_what_others_spent(api: ControlHarness) -> Non
     assert (await api.ask("GET", API)).status == 200
 
 
-async def test_what_is_told_is_stale_while_the_store_is_away(
+async def test_model_selection_is_stale_during_store_outage(
     api: ControlHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await selection(api)
@@ -239,7 +239,7 @@ async def test_what_is_told_is_stale_while_the_store_is_away(
     assert (await api.ask("GET", SHOP)).status == 503
 
 
-async def test_an_override_is_set_told_and_cleared(api: ControlHarness) -> None:
+async def test_override_is_set_reported_and_cleared(api: ControlHarness) -> None:
     body = {"label": "economy", "reason": "a quiet day", "until": "2026-11-18T15:00:00+02:00"}
     put = await api.ask("PUT", f"{SHOP}/override", body)
     override = {"label": "economy", "reason": "a quiet day", "who": "admin", "until": "2026-11-18T13:00:00Z"}
@@ -258,7 +258,7 @@ async def test_an_override_is_set_told_and_cleared(api: ControlHarness) -> None:
     assert audit[0]["before"] == audit[1]["after"] == override | {"version": 1}
 
 
-async def test_overrides_stand_where_the_quotas_are(api: ControlHarness) -> None:
+async def test_override_requires_scope_of_quota(api: ControlHarness) -> None:
     body = {"label": "economy", "reason": "x"}
     assert (await api.ask("PUT", f"{API}/override", body)).status == 409
     await api.put_org(OTHER, quota_scope="ORG")
@@ -272,7 +272,7 @@ async def test_overrides_stand_where_the_quotas_are(api: ControlHarness) -> None
         assert (refused.status, refused.body["details"][0]["path"]) == (400, next(iter(changes))), refused.body
 
 
-async def test_an_inference_profile_gets_a_label_of_the_apps_own(api: ControlHarness) -> None:
+async def test_inference_profile_becomes_app_label(api: ControlHarness) -> None:
     made = await api.ask("POST", f"{SHOP}/inference-profiles", PROFILE)
     assert (made.status, made.body) == (201, PROFILE | {"version": 1})
     dearer = PROFILE | {"prices_usd_per_1m": {"input": 1, "output": 3.25}}
@@ -306,7 +306,7 @@ async def test_an_inference_profile_gets_a_label_of_the_apps_own(api: ControlHar
     assert (await api.ask("POST", f"{API}/apps/ghost/inference-profiles", PROFILE)).status == 404
 
 
-async def test_asking_counts_no_call_and_tells_nobody(api: ControlHarness, caplog: pytest.LogCaptureFixture) -> None:
+async def test_model_selection_query_counts_no_call(api: ControlHarness, caplog: pytest.LogCaptureFixture) -> None:
     await api.put_app("spent", quotas={"premium": 0, "economy": 0})
     told = await selection(api, f"{API}/apps/spent")
     assert [each["served_by"] for each in told["labels"]] == [None, None]

@@ -65,14 +65,14 @@ HOSTILE = {
 }
 
 
-async def test_one_mistake_is_told_with_what_was_meant(api: ControlHarness, compared: Compared) -> None:
+async def test_single_mistake_suggests_correction(api: ControlHarness, compared: Compared) -> None:
     answer = await api.ask("PUT", API, PLAIN)
     assert (answer.status, compared.calls) == (400, 1)
     assert answer.body["details"][0]["message"].endswith('did you mean "premium"?')
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_a_hostile_body_costs_a_dozen_times_a_plain_one_at_most(
+async def test_hostile_body_costs_at_most_a_dozen_times_a_plain_one(
     api: ControlHarness, compared: Compared, name: str
 ) -> None:
     await api.ask("PUT", API, PLAIN)
@@ -90,7 +90,7 @@ async def test_a_hostile_body_costs_a_dozen_times_a_plain_one_at_most(
         assert len(answer.raw) < 20_000
 
 
-async def test_how_many_more_there_are(api: ControlHarness) -> None:
+async def test_number_of_omitted_mistakes_is_stated(api: ControlHarness) -> None:
     answer = await api.ask("PUT", API, SETTINGS | {"quotas": SETTINGS["quotas"] | labels(MAX_DETAILS + 7)})
     assert answer.body["details"][-1] == {"path": "", "message": "and 7 more mistakes"}
     answer = await api.ask("PUT", API, SETTINGS | {"quotas": SETTINGS["quotas"] | labels(MAX_DETAILS)})
@@ -110,19 +110,19 @@ async def test_how_many_more_there_are(api: ControlHarness) -> None:
         json.dumps([[0] * 30] * (MAX_JSON_VALUES // 30)),
     ],
 )
-def test_a_body_of_very_many_parts_is_refused_before_anybody_looks_at_them(text: str) -> None:
+def test_body_with_too_many_values_is_refused_early(text: str) -> None:
     assert len(text) <= MAX_BODY_BYTES
     with pytest.raises(ApiError, match=f"at most {MAX_JSON_VALUES} names and values"):
         parse_json(text.encode())
 
 
-def test_the_largest_bodies_that_somebody_means_are_read() -> None:
+def test_largest_realistic_bodies_are_accepted() -> None:
     usage = {f"field_{number}": number for number in range(9)}
     assert parse_json(json.dumps({"items": [usage] * 100}).encode())
     assert parse_json(json.dumps(SETTINGS | {"quotas": labels(1500)}).encode())
 
 
-def test_with_a_thousand_names_to_choose_from_few_are_compared(compared: Compared) -> None:
+def test_suggestion_among_thousand_names_compares_few(compared: Compared) -> None:
     names = [f"label-{number}" for number in range(3000)]
     with limit_guesses():
         for number in range(1000):
@@ -132,7 +132,7 @@ def test_with_a_thousand_names_to_choose_from_few_are_compared(compared: Compare
     assert find_nearest("premuim", ["premium"]) == "premium"  # a later suggestion has its own limit
 
 
-def test_a_configuration_has_few_guesses_and_tells_of_some_mistakes(compared: Compared) -> None:
+def test_configuration_suggestions_and_mistakes_are_bounded(compared: Compared) -> None:
     lines = "".join(f"  jurnal{number}: 1\n" for number in range(3000))
     with pytest.raises(ConfigError) as refused:
         parse_config(f"journal:\n{lines}", "config.yaml", {})
@@ -147,7 +147,7 @@ def test_a_configuration_has_few_guesses_and_tells_of_some_mistakes(compared: Co
 
 
 @pytest.mark.parametrize("text", ["", "plain", "Grüße, 東京", "a\nb\x00\x1b[31m", "\u202eevil\ud800"])
-def test_one_line_is_printable_and_keeps_what_was(text: str) -> None:
+def test_printable_line_keeps_its_content(text: str) -> None:
     told = escape_line(text)
     assert told.isprintable()
     assert told.encode().decode("utf-8") == told

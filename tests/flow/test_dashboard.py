@@ -76,7 +76,7 @@ def labels_in(query: Query) -> set[str]:
 
 
 @pytest.mark.parametrize("query", EVERY, ids=lambda query: query.where)
-def test_every_metric_and_label_that_is_asked_for_is_told(scrape: Scrape, query: Query) -> None:
+def test_every_dashboard_metric_and_label_exists(scrape: Scrape, query: Query) -> None:
     metrics = metrics_in(query.expression)
     assert metrics
     told = {f"{metric.name}{part}" for metric in ALL_METRICS for part in _parts(metric.kind)}
@@ -98,7 +98,7 @@ def _family(name: str) -> str:
     return re.sub(r"_(bucket|sum|count)$", "", name)
 
 
-def test_the_dashboard_is_whole() -> None:
+def test_dashboard_is_complete() -> None:
     panels = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
     assert {variable["name"] for variable in DASHBOARD["templating"]["list"]} == {"datasource", "job", "instance"}
@@ -118,7 +118,7 @@ def _cells(place: dict[str, int]) -> Iterator[tuple[int, int]]:
         yield from ((x, y) for y in range(place["y"], place["y"] + place["h"]))
 
 
-def test_every_alert_says_what_to_do_and_has_a_test() -> None:
+def test_every_alert_has_instructions_and_test() -> None:
     tested = [each["name"] for each in yaml.safe_load(TESTS.read_text())["tests"]]
     assert tested == [alert["alert"] for alert in ALERTS]
     for alert in ALERTS:
@@ -133,7 +133,7 @@ def test_every_alert_says_what_to_do_and_has_a_test() -> None:
 
 
 @pytest.mark.parametrize("what", [("check", "rules", RULES), ("test", "rules", TESTS)], ids=lambda what: what[0])
-def test_promtool_finds_nothing_wrong(what: tuple[str, str, Path]) -> None:
+def test_promtool_accepts_rules_and_tests(what: tuple[str, str, Path]) -> None:
     command = [find_program("promtool"), *what[:2], what[2].name]
     done = subprocess.run(command, cwd=GRAFANA, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -170,6 +170,6 @@ def test_prometheus_answers_every_query(server: Prometheus, query: Query) -> Non
         assert all(set(re.findall(r"{{(\w+)}}", query.legend)) - {"app"} <= each["metric"].keys() for each in found)
 
 
-def test_prometheus_takes_the_rules_and_a_sidecar_that_is_well_raises_none(server: Prometheus) -> None:
+def test_healthy_sidecar_fires_no_alert(server: Prometheus) -> None:
     firing = {each["metric"]["alertname"] for each in server.query('ALERTS{alertstate="firing"}')}
     assert firing - {"PriceKeeperLabelFlipped"} == set()

@@ -16,7 +16,7 @@ BOMB = 30_000_000  # bytes of nothing, which are 30 kB on the way
 @pytest.mark.parametrize(
     ("coding", "packed"), [("gzip", gzip.compress(bytes(BOMB))), ("deflate", zlib.compress(bytes(BOMB)))]
 )
-async def test_an_answer_of_the_control_service(
+async def test_control_service_response_is_not_decompressed(
     aiohttp_raw_server: AiohttpRawServer, coding: str, packed: bytes
 ) -> None:
     async def answer(_: web.BaseRequest) -> web.Response:

@@ -100,7 +100,7 @@ def is_paused(through: ForwardingHandler) -> bool:
 @pytest.mark.parametrize("answer", [build_response(BIG), chunks(BIG)], ids=["length", "chunks"])
 @pytest.mark.parametrize("protocol", ["h1", "h2"])
 @on_both_loops
-async def test_a_slow_reader_makes_upstream_wait_and_gets_all_in_the_end(protocol: str, answer: bytes) -> None:
+async def test_slow_reader_pauses_upstream_and_gets_everything(protocol: str, answer: bytes) -> None:
     source = Source(answer, len(answer))
     source.goes_on.set()
     through = ForwardingHandler()
@@ -124,7 +124,7 @@ async def test_a_slow_reader_makes_upstream_wait_and_gets_all_in_the_end(protoco
 
 
 @on_both_loops
-async def test_silence_is_counted_from_when_reading_goes_on() -> None:
+async def test_write_stall_is_measured_from_resumed_reading() -> None:
     source = Source(build_response(BIG), len(BIG) // 2)
     through = ForwardingHandler()
     async with upstream(source) as server:
@@ -142,7 +142,7 @@ async def test_silence_is_counted_from_when_reading_goes_on() -> None:
 
 
 @on_both_loops
-async def test_streams_of_one_connection_wait_each_for_itself() -> None:
+async def test_streams_of_one_connection_wait_independently() -> None:
     source = Source(build_response(BIG), len(BIG) + 1000)
     source.goes_on.set()
     through = ForwardingHandler()
@@ -187,7 +187,7 @@ async def nothing_leaks(rig: PortHarness, through: ForwardingHandler, server: Sc
 @pytest.mark.parametrize(("protocol", "how"), WAYS)
 @pytest.mark.parametrize("paused", [False, True])
 @on_both_loops
-async def test_the_answer_of_a_caller_who_left_is_read_to_its_end(protocol: str, how: str, paused: bool) -> None:
+async def test_response_of_disconnected_caller_is_drained(protocol: str, how: str, paused: bool) -> None:
     source = Source(chunks(BIG), len(BIG) // 2 if paused else 1000)
     through = ForwardingHandler()
     async with upstream(source) as server:
@@ -207,7 +207,7 @@ async def test_the_answer_of_a_caller_who_left_is_read_to_its_end(protocol: str,
 
 @pytest.mark.parametrize(("protocol", "how"), WAYS)
 @on_both_loops
-async def test_but_not_for_ever(protocol: str, how: str) -> None:
+async def test_drain_of_disconnected_caller_is_bounded_in_time(protocol: str, how: str) -> None:
     source = Source(chunks(BIG), len(BIG) // 2)
     through = ForwardingHandler()
     async with upstream(source) as server:
@@ -229,7 +229,9 @@ async def test_but_not_for_ever(protocol: str, how: str) -> None:
 
 @pytest.mark.parametrize(("protocol", "how"), WAYS)
 @on_both_loops
-async def test_nor_without_end(protocol: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_drain_of_disconnected_caller_is_bounded_in_bytes(
+    protocol: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(relay, "DRAIN_BYTES", 1_000_000)
     source = Source(chunks(BIG), len(chunks(BIG)))
     through = ForwardingHandler()
@@ -270,7 +272,7 @@ async def test_drain_counts_chunk_extensions(protocol: str, how: str, monkeypatc
 
 @pytest.mark.parametrize(("protocol", "how"), [way for way in WAYS if way != ("h1", "close")])
 @on_both_loops
-async def test_who_leaves_before_the_answer_begins_is_counted_too(protocol: str, how: str) -> None:
+async def test_caller_leaving_before_response_is_counted(protocol: str, how: str) -> None:
     source = Source(chunks(b"a small answer"), 0)
     through = ForwardingHandler()
     async with upstream(source) as server:
@@ -287,7 +289,7 @@ async def test_who_leaves_before_the_answer_begins_is_counted_too(protocol: str,
 
 @pytest.mark.parametrize(("protocol", "how"), [way for way in WAYS if way != ("h1", "close")])
 @on_both_loops
-async def test_who_leaves_before_the_call_is_sent_has_not_called(protocol: str, how: str) -> None:
+async def test_caller_leaving_before_call_is_sent_causes_no_call(protocol: str, how: str) -> None:
     class Late(ForwardingHandler):
         async def __call__(self, request: Request, responder: Responder) -> None:
             await switch_to_task()  # where `asyncio.timeout` works

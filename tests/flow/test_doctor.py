@@ -44,7 +44,7 @@ def ports_of(*urls: str) -> tuple[str, ...]:
 # The command.
 
 
-def test_all_is_well_on_the_development_set_up(tmp_path: Path) -> None:
+def test_doctor_accepts_development_setup(tmp_path: Path) -> None:
     with sidecar("dev", "--port", "0", "--control-port", "0", folder=tmp_path) as running:
         before = sorted(str(path) for path in tmp_path.rglob("*") if "-shm" not in path.name)
         where = ("--data-dir", "data", *ports_of(running.data, running.control))
@@ -67,7 +67,7 @@ def test_all_is_well_on_the_development_set_up(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "data" / "journal").glob("doctor-*")) == []
 
 
-def test_what_is_amiss_is_told_with_its_mending_and_no_secret(tmp_path: Path) -> None:
+def test_doctor_reports_trouble_with_remedy_and_no_secret(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text())
     environment = {
         "PRICE_KEEPER_JWT_SECRET": SECRET[:20],
@@ -90,7 +90,7 @@ def test_what_is_amiss_is_told_with_its_mending_and_no_secret(tmp_path: Path) ->
     assert {each["name"] for each in found["checks"] if each["status"] == "trouble"} == troubles
 
 
-def test_a_sidecar_that_speaks_tls_is_known(tmp_path: Path) -> None:
+def test_doctor_recognises_sidecar_with_tls(tmp_path: Path) -> None:
     with sidecar("dev", "--tls", "--port", "0", "--control-port", "0", folder=tmp_path) as running:
         where = ("--data-dir", "data", *ports_of(running.data, running.control))
         told = call_in_process("doctor", *where, folder=tmp_path)
@@ -98,19 +98,19 @@ def test_a_sidecar_that_speaks_tls_is_known(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(), ("--config", "none.yaml"), ("--data-dir", "none"), ("--nonsense",)])
-def test_without_a_configuration_there_is_nothing_to_look_at(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_doctor_without_configuration_is_refused(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     told = call_in_process("doctor", *arguments, folder=tmp_path)
     assert (told.returncode, told.stdout) == (2, "")
     assert told.stderr
 
 
-def test_mistakes_of_the_configuration_are_told_as_by_check_config(tmp_path: Path) -> None:
+def test_doctor_reports_configuration_mistakes_like_check_config(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("listen:\n  dta: 127.0.0.1:1\nlabels: {}\n")
     doctor, check = (call_in_process(command, folder=tmp_path) for command in ("doctor", "check-config"))
     assert (doctor.returncode, doctor.stderr) == (2, check.stderr)
 
 
-def test_a_provider_of_credentials_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
+def test_hanging_credential_provider_does_not_block_doctor(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text())
     (tmp_path / "aws").write_text("[profile slow]\ncredential_process = sleep 30\n")
     environment = {
@@ -132,7 +132,7 @@ def test_a_provider_of_credentials_that_hangs_holds_up_nobody(tmp_path: Path) ->
 # How checks are carried out.
 
 
-async def test_a_check_that_hangs_or_fails_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_or_failing_check_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_: DoctorContext) -> Finding:
         raise ValueError(SECRET)
 
@@ -155,7 +155,7 @@ async def test_a_check_that_hangs_or_fails_hides_no_other(tmp_path: Path, monkey
 # Keys.
 
 
-async def test_keys_for_tokens(tmp_path: Path) -> None:
+async def test_token_key_problems_are_reported(tmp_path: Path) -> None:
     keys = (
         KeyConfig("k1", "HS256", secret_env="A_SECRET"),
         KeyConfig("k2", "EdDSA", public_key_file=str(tmp_path / "k2.pub")),
@@ -170,7 +170,7 @@ async def test_keys_for_tokens(tmp_path: Path) -> None:
     assert found == ok("k1 (HS256, signs)")
 
 
-async def test_the_admin_key(tmp_path: Path) -> None:
+async def test_admin_key_problems_are_reported(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     assert (await run_check("admin key", config)).status is FindingStatus.WARNING
     short = await run_check("admin key", config, {"PRICE_KEEPER_API_KEY": SECRET[:9]})
@@ -181,7 +181,7 @@ async def test_the_admin_key(tmp_path: Path) -> None:
 # The store's file.
 
 
-async def test_a_store_that_is_damaged(tmp_path: Path) -> None:
+async def test_damaged_store_is_reported(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     path = store_path(config)
     prepare_file(path)
@@ -201,7 +201,7 @@ async def test_a_store_that_is_damaged(tmp_path: Path) -> None:
     assert (found.status, "store.path" in found.remedy) == (FindingStatus.TROUBLE, True)
 
 
-async def test_a_store_too_large_to_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_store_too_large_to_check_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = write_config(tmp_path)
     prepare_file(store_path(config))
     monkeypatch.setattr(disk_checks, "QUICK_CHECK_SECONDS", -1.0)
@@ -210,7 +210,7 @@ async def test_a_store_too_large_to_check(tmp_path: Path, monkeypatch: pytest.Mo
     assert (found.status, "quick_check" in found.remedy) == (FindingStatus.WARNING, True)
 
 
-async def test_a_store_on_a_disk_of_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_store_on_network_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text(f"/dev/sda / ext4 rw 0 0\nserver:/export {tmp_path} nfs4 rw 0 0\n")
     monkeypatch.setattr(disk_checks, "_MOUNTS", mounts)
@@ -230,7 +230,7 @@ def unwritable(folder: Path) -> Path:
     return Path("/proc/self/fdinfo") if os.geteuid() == 0 else folder
 
 
-async def test_a_journal_that_cannot_be_written_to(tmp_path: Path) -> None:
+async def test_unwritable_journal_is_reported(tmp_path: Path) -> None:
     folder = unwritable(tmp_path / "journal")
     found = await run_check("journal", write_config(tmp_path, journal={"dir": str(folder)}))
     assert (found.status, "journal.dir" in found.remedy) == (FindingStatus.TROUBLE, True), found
@@ -239,7 +239,7 @@ async def test_a_journal_that_cannot_be_written_to(tmp_path: Path) -> None:
     assert (found.status, "journal.dir" in found.remedy) == (FindingStatus.TROUBLE, True), found
 
 
-async def test_a_journal_with_leftovers(tmp_path: Path) -> None:
+async def test_unflushed_journal_is_reported(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     folder = journal_of(config)
     assert (await run_check("journal's leftovers", config)).status is FindingStatus.OK
@@ -258,7 +258,7 @@ async def test_a_journal_with_leftovers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("calls", [0, 1])
-async def test_a_journal_in_which_something_is_left_or_nothing(tmp_path: Path, calls: int) -> None:
+async def test_journal_with_or_without_calls_is_distinguished(tmp_path: Path, calls: int) -> None:
     """A sidecar that ended in order leaves a file as well: the beginning of what it would have written next."""
     config = write_config(tmp_path)
     folder, clock = journal_of(config), ManualClock(time.time())
@@ -274,7 +274,7 @@ async def test_a_journal_in_which_something_is_left_or_nothing(tmp_path: Path, c
 @pytest.mark.parametrize(
     ("limit", "status"), [("LOW_SPACE_BYTES", FindingStatus.WARNING), ("MIN_SPACE_BYTES", FindingStatus.TROUBLE)]
 )
-async def test_a_disk_that_is_nearly_full(
+async def test_nearly_full_disk_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, status: FindingStatus
 ) -> None:
     monkeypatch.setattr(disk_checks, limit, 2**60)
@@ -285,7 +285,7 @@ async def test_a_disk_that_is_nearly_full(
 # Ports and the certificate.
 
 
-async def test_ports_that_are_free_or_taken(tmp_path: Path) -> None:
+async def test_port_in_use_is_reported(tmp_path: Path) -> None:
     config = write_config(
         tmp_path, listen={"data": Address("127.0.0.1", free_port()), "health": Address("127.0.0.1", 0)}
     )
@@ -313,7 +313,7 @@ async def test_ports_that_are_free_or_taken(tmp_path: Path) -> None:
         (400, FindingStatus.TROUBLE, "expired on"),
     ],
 )
-async def test_a_certificate_expires(tmp_path: Path, days: int, status: FindingStatus, words: str) -> None:
+async def test_expiring_certificate_is_reported(tmp_path: Path, days: int, status: FindingStatus, words: str) -> None:
     made = datetime.now(UTC) - timedelta(days=days)
     _, certificate, key = ensure_local_certificates(tmp_path / "tls", made.timestamp())
     config = write_config(tmp_path, listen={"tls": TlsConfig(str(certificate), str(key))})
@@ -322,7 +322,7 @@ async def test_a_certificate_expires(tmp_path: Path, days: int, status: FindingS
     assert (status is FindingStatus.OK) is (found.remedy == "")
 
 
-async def test_a_certificate_with_anothers_key(tmp_path: Path) -> None:
+async def test_certificate_with_wrong_key_is_reported(tmp_path: Path) -> None:
     _, certificate, key = ensure_local_certificates(tmp_path / "tls", time.time())
     other = generate_private_key(SECP256R1())
     key.write_bytes(other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
@@ -338,7 +338,7 @@ async def test_a_certificate_with_anothers_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("most", "status"), [(400, FindingStatus.WARNING), (260, FindingStatus.TROUBLE), (65_536, FindingStatus.OK)]
 )
-async def test_few_open_files(
+async def test_low_descriptor_limit_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, status: FindingStatus
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (most, most))
@@ -355,7 +355,7 @@ async def test_few_open_files(
         ("https://8.8.8.8/hooks/sesame", FindingStatus.OK, "nothing was sent"),
     ],
 )
-async def test_a_webhook_goes_to_public_addresses(tmp_path: Path, url: str, status: FindingStatus, words: str) -> None:
+async def test_webhook_address_is_checked(tmp_path: Path, url: str, status: FindingStatus, words: str) -> None:
     config = write_config(tmp_path, alerts={"webhook": WebhookConfig(url, "HOOK")})
     found = await run_check("webhook", config, {"HOOK": SECRET})
     assert (found.status, words in found.message) == (status, True)

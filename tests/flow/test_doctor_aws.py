@@ -56,7 +56,7 @@ class Late(SystemClock):
 
 
 @pytest.mark.parametrize("engine", ["moto", "ministack"])
-async def test_all_is_well_on_dynamodb(engines: Engines, tmp_path: Path, engine: str) -> None:
+async def test_doctor_accepts_dynamodb_setup(engines: Engines, tmp_path: Path, engine: str) -> None:
     async with engines.open(engine, tmp_path) as store:
         before = await _items(store.client)
         found = await run_checks(on_dynamodb(tmp_path, engines.endpoints[engine]))
@@ -72,7 +72,7 @@ async def _items(client: Any) -> dict[str, int]:
     return {name: (await client.scan(TableName=name, Select="COUNT"))["Count"] for name in tables}
 
 
-async def test_tables_that_are_missing(engines: Engines, tmp_path: Path) -> None:
+async def test_missing_tables_are_reported(engines: Engines, tmp_path: Path) -> None:
     found = await run_checks(on_dynamodb(tmp_path, engines.endpoints["ministack"], f"t{uuid4().hex[:8]}-"))
     assert found["tables"].status is FindingStatus.TROUBLE
     assert "none of the 11 tables" in found["tables"].message
@@ -92,7 +92,7 @@ async def test_tables_that_are_missing(engines: Engines, tmp_path: Path) -> None
         ("TransactWriteItems", "ConditionCheckItem"),
     ],
 )
-async def test_a_permission_that_is_missing(engines: Engines, tmp_path: Path, verb: str, action: str) -> None:
+async def test_missing_permission_is_reported(engines: Engines, tmp_path: Path, verb: str, action: str) -> None:
     async with engines.open("ministack", tmp_path), fault_proxy(engines.endpoints["ministack"]) as proxy:
         proxy.always[f"DynamoDB_20120810.{verb}\r\n".encode()] = dynamodb_error("AccessDeniedException")
         found = await run_check("permissions", on_dynamodb(tmp_path, proxy.url))
@@ -102,7 +102,7 @@ async def test_a_permission_that_is_missing(engines: Engines, tmp_path: Path, ve
     assert found.remedy == f"allow dynamodb:{action} on {arns}"
 
 
-async def test_tables_that_may_not_be_looked_at_are_no_trouble(engines: Engines, tmp_path: Path) -> None:
+async def test_tables_that_cannot_be_described_are_no_trouble(engines: Engines, tmp_path: Path) -> None:
     async with engines.open("ministack", tmp_path), fault_proxy(engines.endpoints["ministack"]) as proxy:
         proxy.always[b"DynamoDB_20120810.Describe"] = dynamodb_error("AccessDeniedException")
         found = await run_checks(on_dynamodb(tmp_path, proxy.url))
@@ -110,7 +110,7 @@ async def test_tables_that_may_not_be_looked_at_are_no_trouble(engines: Engines,
     assert found["permissions"].status is FindingStatus.OK
 
 
-async def test_credentials_that_dynamodb_refuses(engines: Engines, tmp_path: Path) -> None:
+async def test_credentials_refused_by_dynamodb_are_reported(engines: Engines, tmp_path: Path) -> None:
     async with fault_proxy(engines.endpoints["ministack"]) as proxy:
         proxy.always[b"POST"] = dynamodb_error("UnrecognizedClientException")
         found = await run_checks(on_dynamodb(tmp_path, proxy.url))
@@ -119,7 +119,7 @@ async def test_credentials_that_dynamodb_refuses(engines: Engines, tmp_path: Pat
         assert "AWS_ACCESS_KEY_ID" in found[name].remedy
 
 
-async def test_dynamodb_that_cannot_be_reached(engines: Engines, tmp_path: Path) -> None:
+async def test_unreachable_dynamodb_is_reported(engines: Engines, tmp_path: Path) -> None:
     found = await run_checks(on_dynamodb(tmp_path, nobody_at()))
     for name in ("DynamoDB", "tables", "permissions"):
         assert (found[name].status, "store.endpoint" in found[name].remedy) == (FindingStatus.TROUBLE, True), found[
@@ -145,7 +145,7 @@ async def test_dynamodb_that_cannot_be_reached(engines: Engines, tmp_path: Path)
         (900, FindingStatus.TROUBLE, "900 s behind"),
     ],
 )
-async def test_a_clock_that_is_off(tmp_path: Path, off: int, status: FindingStatus, words: str) -> None:
+async def test_wrong_clock_is_reported(tmp_path: Path, off: int, status: FindingStatus, words: str) -> None:
     date = formatdate(round(time.time()) + off, usegmt=True)
     async with run_constant_server({"Date": date}) as port:
         url = f"http://127.0.0.1:{port}"
@@ -157,7 +157,7 @@ async def test_a_clock_that_is_off(tmp_path: Path, off: int, status: FindingStat
         assert words.partition(" s ")[2] in bedrock.message
 
 
-async def test_no_time_is_told(tmp_path: Path) -> None:
+async def test_missing_date_skips_clock_check(tmp_path: Path) -> None:
     for headers in ({}, {"Date": "yesterday"}):
         async with run_constant_server(headers) as port:
             found = await run_check("clock by Bedrock", calling(tmp_path, f"http://127.0.0.1:{port}"))
@@ -178,7 +178,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-async def test_no_credentials(tmp_path: Path, bare: pytest.MonkeyPatch) -> None:
+async def test_missing_credentials_are_reported(tmp_path: Path, bare: pytest.MonkeyPatch) -> None:
     async with simulated_bedrock() as bedrock:
         found = await run_checks(calling(tmp_path, bedrock.url))
     for name in ("AWS credentials", "Bedrock in us-east-1"):
@@ -187,7 +187,7 @@ async def test_no_credentials(tmp_path: Path, bare: pytest.MonkeyPatch) -> None:
     assert found["Bedrock in us-east-1"].status is FindingStatus.WARNING
 
 
-async def test_whose_credentials_and_until_when(tmp_path: Path, bare: pytest.MonkeyPatch) -> None:
+async def test_credential_provider_and_expiry_are_reported(tmp_path: Path, bare: pytest.MonkeyPatch) -> None:
     config = calling(tmp_path, nobody_at())
     (tmp_path / "aws").write_text(f"[default]\naws_access_key_id = A\naws_secret_access_key = {SECRET}\n")
     bare.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "aws"))
@@ -208,7 +208,7 @@ async def test_whose_credentials_and_until_when(tmp_path: Path, bare: pytest.Mon
     assert (found.status, SECRET in found.message) == (FindingStatus.TROUBLE, False)
 
 
-async def test_a_key_of_bedrocks_own(tmp_path: Path) -> None:
+async def test_bedrock_api_key_is_recognised(tmp_path: Path) -> None:
     async with simulated_bedrock() as bedrock:
         config = calling(tmp_path, bedrock.url, auth="bearer")
         good = {"AWS_BEARER_TOKEN_BEDROCK": "simulated-api-key"}
@@ -227,14 +227,14 @@ async def test_a_key_of_bedrocks_own(tmp_path: Path) -> None:
 # Bedrock.
 
 
-async def test_bedrock_is_asked_for_what_costs_nothing(tmp_path: Path) -> None:
+async def test_bedrock_check_uses_free_operation(tmp_path: Path) -> None:
     async with simulated_bedrock(keys=OURS) as bedrock:
         found = await run_check("Bedrock in us-east-1", calling(tmp_path, bedrock.url))
         assert found.status is FindingStatus.OK, found
         assert [entry.operation for entry in bedrock.ledger] == ["GetAsyncInvoke"]
 
 
-async def test_each_place_of_a_label_is_looked_at(tmp_path: Path) -> None:
+async def test_every_endpoint_of_label_is_checked(tmp_path: Path) -> None:
     async with simulated_bedrock(keys=OURS) as bedrock:
         config = calling(tmp_path, bedrock.url)
         label = config.labels["economy"]
@@ -253,7 +253,7 @@ async def test_each_place_of_a_label_is_looked_at(tmp_path: Path) -> None:
     assert "labels.economy.endpoints" in found["Bedrock in eu-west-1"].remedy
 
 
-async def test_bedrock_refuses(tmp_path: Path) -> None:
+async def test_refusal_of_bedrock_is_reported(tmp_path: Path) -> None:
     async with simulated_bedrock() as bedrock:
         found = await run_check("Bedrock in us-east-1", calling(tmp_path, bedrock.url))
     assert (found.status, "UnrecognizedClientException" in found.message) == (FindingStatus.TROUBLE, True)
@@ -270,7 +270,7 @@ async def test_bedrock_refuses(tmp_path: Path) -> None:
     assert (found.status, "not as Bedrock does" in found.message) == (FindingStatus.WARNING, True)
 
 
-async def test_bedrock_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreachable_bedrock_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = await run_check("Bedrock in us-east-1", calling(tmp_path, nobody_at()))
     assert (found.status, "refused" in found.message, "upstream.endpoint" in found.remedy) == (
         FindingStatus.TROUBLE,
@@ -285,7 +285,7 @@ async def test_bedrock_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytes
     assert (found.status, "no answer in 0.3 seconds" in found.message) == (FindingStatus.TROUBLE, True)
 
 
-async def test_bedrock_behind_a_certificate_that_nobody_knows(tmp_path: Path) -> None:
+async def test_bedrock_with_unknown_certificate_is_reported(tmp_path: Path) -> None:
     _, certificate, key = ensure_local_certificates(tmp_path / "tls", time.time())
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
@@ -297,7 +297,7 @@ async def test_bedrock_behind_a_certificate_that_nobody_knows(tmp_path: Path) ->
 # Prices.
 
 
-async def test_the_price_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_price_list_problems_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = calling(tmp_path, nobody_at())
     async with price_list_server() as prices:
         monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", prices.url)

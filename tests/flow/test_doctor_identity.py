@@ -26,9 +26,7 @@ async def looked(config: Config) -> Finding:
 
 
 @pytest.mark.parametrize("name", ["sqlite", "ministack"])
-async def test_identity_whose_org_is_not_registered_is_warned_of_until_it_is(
-    engines: Engines, tmp_path: Path, name: str
-) -> None:
+async def test_identity_of_unregistered_org_is_warned_about(engines: Engines, tmp_path: Path, name: str) -> None:
     async with engines.open(name, tmp_path) as store:
         places = {
             "sqlite": {"path": str(tmp_path / "store.db")},
@@ -47,12 +45,12 @@ async def test_identity_whose_org_is_not_registered_is_warned_of_until_it_is(
         assert (await looked(config)).status is FindingStatus.OK
 
 
-async def test_identity_before_there_is_any_store_is_warned_of_and_nothing_is_made(tmp_path: Path) -> None:
+async def test_identity_without_store_is_warned_about_and_nothing_created(tmp_path: Path) -> None:
     assert (await looked(write_config(tmp_path, auth=BOUND))).status is FindingStatus.WARNING
     assert os.listdir(tmp_path) == []
 
 
-async def test_no_identity_and_a_control_service_need_no_org(tmp_path: Path) -> None:
+async def test_missing_identity_or_control_service_needs_no_org(tmp_path: Path) -> None:
     assert (await looked(write_config(tmp_path))).status is FindingStatus.SKIPPED
     with pytest.raises(AssertionError, match=CHECK):
         await run_checks(write_config(tmp_path, auth=BOUND), only=CHECK, role="control")

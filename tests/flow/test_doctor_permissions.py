@@ -151,7 +151,7 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_no_role_does_what_the_doctor_does_not_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_roles_use_no_permission_doctor_does_not_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     control: Seen = set()
     async with running(fleet(tmp_path, "control"), "control", control, monkeypatch) as started:
         await administered(f"http://{started.control_address}")
@@ -177,7 +177,7 @@ def _untried(role: app.Role, seen: Seen) -> Seen:
     return {(table, action) for table, action in seen if action not in get_table_permissions(role).get(table, ())}
 
 
-def test_no_role_is_asked_for_what_is_anothers() -> None:
+def test_role_is_not_asked_for_permissions_of_others() -> None:
     sidecar, control, both = (
         get_table_permissions("sidecar"),
         get_table_permissions("control"),

@@ -78,7 +78,7 @@ def halves(*keys: KeyConfig, environ: Mapping[str, str] | None = None) -> dict[s
 # What is looked at.
 
 
-async def test_each_role_has_checks_of_its_own(tmp_path: Path) -> None:
+async def test_each_role_has_its_own_checks(tmp_path: Path) -> None:
     names = {role: set(await run_checks(write_config(tmp_path), role=role)) for role in ROLES}
     assert names["both"] - names["control"] == OF_CALLS
     assert names["control"] - names["both"] == set()
@@ -88,13 +88,13 @@ async def test_each_role_has_checks_of_its_own(tmp_path: Path) -> None:
         assert {"token keys", "journal", "control port", "store file", "webhook", "permissions"} <= found
 
 
-async def test_a_control_service_wants_no_aws_credentials(tmp_path: Path) -> None:
+async def test_control_service_needs_no_aws_credentials(tmp_path: Path) -> None:
     config = write_config(tmp_path, upstream={"endpoint": None})
     assert (await run_check("AWS credentials", config, role="control")).status is FindingStatus.SKIPPED
     assert (await run_check("AWS credentials", config, role="sidecar")).status is not FindingStatus.SKIPPED
 
 
-async def test_the_data_port_of_a_control_service_may_be_taken(tmp_path: Path) -> None:
+async def test_data_port_of_control_service_may_be_in_use(tmp_path: Path) -> None:
     async with run_constant_server({}, status=200) as port:
         config = write_config(tmp_path, listen={"data": Address("127.0.0.1", port)})
         assert (await run_checks(config, role="sidecar"))["data port"].status is FindingStatus.TROUBLE
@@ -104,7 +104,7 @@ async def test_the_data_port_of_a_control_service_may_be_taken(tmp_path: Path) -
 # Keys.
 
 
-async def test_the_keys_that_each_role_needs(tmp_path: Path) -> None:
+async def test_each_role_needs_its_keys(tmp_path: Path) -> None:
     keys = made(tmp_path, "k1")
     halves_alone = write_config(tmp_path, auth={"keys": public(keys, "k1")})
     pair = write_config(tmp_path, auth={"keys": (private(keys, "k1"),)})
@@ -137,7 +137,7 @@ async def looked(config: Config, environ: Mapping[str, str] | None = None) -> tu
     return found.status, found.message, found.remedy
 
 
-async def test_a_control_service_whose_tokens_verify_here(tmp_path: Path) -> None:
+async def test_control_service_with_matching_keys_is_accepted(tmp_path: Path) -> None:
     keys = made(tmp_path, "k1")
     own = public(keys, "k1")
     async with control(halves(*own)) as url:
@@ -145,7 +145,7 @@ async def test_a_control_service_whose_tokens_verify_here(tmp_path: Path) -> Non
     assert (status, told.endswith("its tokens verify here: k1")) == (FindingStatus.OK, True)
 
 
-async def test_keys_that_are_not_the_same_on_both_sides(tmp_path: Path) -> None:
+async def test_keys_that_differ_on_both_sides_are_reported(tmp_path: Path) -> None:
     keys, other = made(tmp_path, "k1"), made(tmp_path, "k1", "others")
     made(tmp_path, "k2")
     first, second, anothers = *public(keys, "k1", "k2"), *public(other, "k1")
@@ -164,7 +164,7 @@ async def test_keys_that_are_not_the_same_on_both_sides(tmp_path: Path) -> None:
         assert (status, "signs with k1" in told) == (FindingStatus.TROUBLE, True)
 
 
-async def test_secrets_that_are_shared_cannot_be_compared(tmp_path: Path) -> None:
+async def test_shared_secrets_cannot_be_compared(tmp_path: Path) -> None:
     keys = made(tmp_path, "k1")
     shared, pair = KeyConfig("k1", "HS256", secret_env="S"), public(keys, "k1")
     async with control({"keys": []}) as url:
@@ -188,14 +188,16 @@ async def test_secrets_that_are_shared_cannot_be_compared(tmp_path: Path) -> Non
         ({"keys": []}, 200, [], "is no control service"),
     ],
 )
-async def test_what_is_no_control_service(tmp_path: Path, keys: Any, status: int, health: Any, told: str) -> None:
+async def test_other_server_in_place_of_control_service_is_reported(
+    tmp_path: Path, keys: Any, status: int, health: Any, told: str
+) -> None:
     own = public(made(tmp_path, "k1"), "k1")
     async with control(keys, status, health) as url:
         found = await looked(verifying(tmp_path, url, *own))
     assert (found[0], told in found[1], "auth.control_url" in found[2]) == (FindingStatus.TROUBLE, True, True), found
 
 
-async def test_a_control_service_that_starts_or_is_away(tmp_path: Path) -> None:
+async def test_starting_or_unreachable_control_service_is_reported(tmp_path: Path) -> None:
     own = public(made(tmp_path, "k1"), "k1")
     async with control({}, 503) as url:
         assert (await looked(verifying(tmp_path, url, *own)))[0] is FindingStatus.WARNING
@@ -212,7 +214,7 @@ async def test_a_control_service_that_starts_or_is_away(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_each_role_tries_what_it_does_with_each_table(engines: Engines, tmp_path: Path, role: Role) -> None:
+async def test_each_role_tries_its_table_operations(engines: Engines, tmp_path: Path, role: Role) -> None:
     config = {"engine": "dynamodb", "table_prefix": PREFIX}
     denied = {}
     async with engines.open("ministack", tmp_path), fault_proxy(engines.endpoints["ministack"]) as proxy:
@@ -233,7 +235,7 @@ async def test_each_role_tries_what_it_does_with_each_table(engines: Engines, tm
 # The command.
 
 
-def test_the_command_before_a_control_service_that_runs(tmp_path: Path) -> None:
+def test_doctor_command_checks_running_control_service(tmp_path: Path) -> None:
     keys = made(tmp_path, "k1")
     free = {"PRICE_KEEPER__LISTEN__DATA": "127.0.0.1:0", "PRICE_KEEPER__LISTEN__CONTROL": "127.0.0.1:0"}
     quiet = free | {"AWS_EC2_METADATA_DISABLED": "true", "PRICE_KEEPER__UPSTREAM__ENDPOINT": "simulated"}

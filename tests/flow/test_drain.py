@@ -63,7 +63,7 @@ class Draining:
 
 
 @on_both_loops
-async def test_it_is_over_at_once_when_nothing_is_under_way() -> None:
+async def test_drain_without_work_ends_at_once() -> None:
     async with open_port(echo) as rig:
         idle, silent = [await rig.connect() for _ in range(2)]
         client = await rig.connect_http2()
@@ -82,7 +82,7 @@ async def test_it_is_over_at_once_when_nothing_is_under_way() -> None:
 
 
 @on_both_loops
-async def test_nobody_new_is_let_in() -> None:
+async def test_new_connection_during_drain_is_refused() -> None:
     handler = Gated()
     async with open_port(handler) as rig:
         wire = await rig.connect()
@@ -98,7 +98,7 @@ async def test_nobody_new_is_let_in() -> None:
 
 
 @on_both_loops
-async def test_http1_finishes_the_answer_under_way_and_takes_no_other() -> None:
+async def test_drain_finishes_http1_response_and_takes_no_other() -> None:
     handler = Gated()
     async with open_port(handler) as rig:
         told, ahead = [await rig.connect() for _ in range(2)]
@@ -117,7 +117,7 @@ async def test_http1_finishes_the_answer_under_way_and_takes_no_other() -> None:
 
 
 @on_both_loops
-async def test_http1_says_that_the_connection_closes_if_it_still_can() -> None:
+async def test_drain_announces_close_on_http1_if_possible() -> None:
     gate = asyncio.Event()
 
     async def late(request: Request, responder: Responder) -> None:
@@ -139,7 +139,7 @@ async def test_http1_says_that_the_connection_closes_if_it_still_can() -> None:
 
 @pytest.mark.parametrize("at", [10, -3])
 @on_both_loops
-async def test_a_request_that_has_half_come_is_let_in(at: int) -> None:
+async def test_half_received_request_is_served_during_drain(at: int) -> None:
     async with open_port(echo) as rig:
         wire = await rig.connect()
         await wire.send(ask(b"a body")[:at])
@@ -153,7 +153,7 @@ async def test_a_request_that_has_half_come_is_let_in(at: int) -> None:
 
 
 @on_both_loops
-async def test_http2_says_goodbye_and_finishes_its_streams() -> None:
+async def test_drain_sends_http2_goaway_and_finishes_streams() -> None:
     handler = Gated()
     async with open_port(handler) as rig:
         client = await rig.connect_http2()
@@ -179,7 +179,7 @@ async def test_http2_says_goodbye_and_finishes_its_streams() -> None:
 
 @pytest.mark.parametrize("protocol", ["h1", "h1.0", "h2"])
 @on_both_loops
-async def test_past_the_limit_all_is_cut_and_looks_so(protocol: str) -> None:
+async def test_drain_past_limit_aborts_visibly(protocol: str) -> None:
     handler = Gated()
     async with open_port(handler) as rig:
         if protocol == "h2":
@@ -204,7 +204,7 @@ async def test_past_the_limit_all_is_cut_and_looks_so(protocol: str) -> None:
 
 
 @on_both_loops
-async def test_a_reader_that_stalls_does_not_hold_it_up() -> None:
+async def test_stalled_reader_does_not_delay_drain() -> None:
     async def flood(request: Request, responder: Responder) -> None:
         responder.start(200, (), 10_000_000)
         responder.write(b"x" * 10_000_000)
@@ -222,7 +222,7 @@ async def test_a_reader_that_stalls_does_not_hold_it_up() -> None:
 
 
 @on_both_loops
-async def test_answers_from_upstream_are_finished_too() -> None:
+async def test_drain_finishes_upstream_responses() -> None:
     gate = asyncio.Event()
 
     async def script(exchange: UpstreamExchange) -> None:
@@ -267,7 +267,7 @@ class Interrupted:
 
 
 @on_both_loops
-async def test_it_waits_for_an_answer_whose_caller_has_left() -> None:
+async def test_drain_waits_for_response_of_disconnected_caller() -> None:
     """Its usage comes last, and is charged even if the caller has left."""
     script, through = Interrupted(), ForwardingHandler()
     async with upstream(script) as server:
@@ -283,7 +283,7 @@ async def test_it_waits_for_an_answer_whose_caller_has_left() -> None:
 
 
 @on_both_loops
-async def test_past_the_limit_such_an_answer_is_given_up_in_order() -> None:
+async def test_drain_past_limit_closes_drained_response_in_order() -> None:
     script, through = Interrupted(), ForwardingHandler()
     async with upstream(script) as server:
         through.set_targets(server.endpoint)

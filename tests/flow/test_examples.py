@@ -120,7 +120,7 @@ def _found(place: Place) -> None:
 
 
 @pytest.mark.parametrize(("command", "line"), EXAMPLES, ids=[line for _, line in EXAMPLES])
-def test_an_example_does_what_it_says(place: Place, command: CommandParser, line: str) -> None:
+def test_help_example_runs(place: Place, command: CommandParser, line: str) -> None:
     if command.prog == "price-keeper replay":
         _found(place)
     if command.prog == "price-keeper keys new":
@@ -134,7 +134,7 @@ def test_an_example_does_what_it_says(place: Place, command: CommandParser, line
     assert "Traceback" not in done.stderr
 
 
-def test_the_examples_of_what_serves_are_ready_and_stop(tmp_path: Path) -> None:
+def test_serving_help_examples_become_ready_and_stop(tmp_path: Path) -> None:
     """All at once, each in a folder of its own, at free ports."""
     _configure(tmp_path)
 
@@ -158,7 +158,7 @@ def test_the_examples_of_what_serves_are_ready_and_stop(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ONLY_PARSED)
-def test_what_cannot_be_carried_out_here_is_understood(line: str) -> None:
+def test_help_example_that_cannot_run_here_parses(line: str) -> None:
     assert line in SERVING
     assert build_root_parser().parse_args(shlex.split(line)[1:]).target == "serve_command.run_serve"
 
@@ -206,7 +206,7 @@ def test_each_command_with_json_is_documented() -> None:
 
 
 @pytest.mark.parametrize("command", ASKED)
-def test_json_is_one_document_as_documented(place: Place, command: str) -> None:
+def test_json_output_is_one_documented_document(place: Place, command: str) -> None:
     if command == "token":
         (place.folder / "shop.secret").write_text(place.call("rotate", "Acme", "--app", "shop").stdout)
     if command == "session list":
@@ -233,7 +233,7 @@ def _words(told: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("command", ["dev", "serve"])
-def test_what_serves_tells_programs_where(tmp_path: Path, command: str) -> None:
+def test_serving_command_with_json_states_addresses(tmp_path: Path, command: str) -> None:
     shutil.copy(ROOT / "config.yaml", tmp_path)
     ports = {f"PRICE_KEEPER__LISTEN__{name}": "127.0.0.1:0" for name in ("DATA", "CONTROL")}
     settings = SECRETS | {"PRICE_KEEPER__UPSTREAM__ENDPOINT": "simulated"}

@@ -82,7 +82,7 @@ def _wait_until_connected(host: str, port: int, process: subprocess.Popen[str]) 
             return
 
 
-def test_each_code_means_what_is_documented(tmp_path: Path, nobody: str) -> None:
+def test_exit_codes_match_documentation(tmp_path: Path, nobody: str) -> None:
     (tmp_path / "config.yaml").write_text(LABELS)
     codes = {
         call_in_process("check-config", folder=tmp_path).returncode,
@@ -93,7 +93,7 @@ def test_each_code_means_what_is_documented(tmp_path: Path, nobody: str) -> None
     assert codes == {code for code, _ in EXIT_CODES} == {0, 1, 2, 130}
 
 
-def test_an_interrupt_is_told_to_programs_alone(tmp_path: Path, nobody: str) -> None:
+def test_interrupt_is_reported_only_as_json(tmp_path: Path, nobody: str) -> None:
     assert interrupted(tmp_path, nobody) == (130, "")
     code, told = interrupted(tmp_path, nobody, "--json")
     assert (code, json.loads(told)["error"]) == (130, "interrupted")
@@ -114,7 +114,7 @@ def test_interrupt_as_asyncio_begins_to_handle_it_exits_130(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("words", [["version"], ["spend", "--help"], ["completion", "zsh"]], ids=" ".join)
-def test_a_reader_that_has_seen_enough_gets_no_complaint(tmp_path: Path, words: list[str]) -> None:
+def test_closed_output_pipe_is_no_error(tmp_path: Path, words: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
@@ -196,7 +196,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_a_failure_says_what_to_do_next(tmp_path: Path, running: Sidecar, name: str) -> None:
+def test_failure_says_what_to_do_next(tmp_path: Path, running: Sidecar, name: str) -> None:
     code, wrong, next_step = FAILURES[name]
     done = _failure(name, tmp_path, running)
     told: dict[str, Any] = json.loads(done.stderr.splitlines()[-1])
@@ -208,7 +208,7 @@ def test_a_failure_says_what_to_do_next(tmp_path: Path, running: Sidecar, name: 
     assert told.get("status") == ({"401": 401, "404": 404}.get(wrong[-3:]))
 
 
-def test_good_is_green_and_a_mistake_red_where_a_person_looks(tmp_path: Path) -> None:
+def test_check_config_result_is_coloured_on_terminal(tmp_path: Path) -> None:
     (tmp_path / "good.yaml").write_text(LABELS)
     (tmp_path / "bad.yaml").write_text("labels: {}\n")
     environment = os.environ | {"PYTHONPATH": PYTHON_PATH, "TERM": "xterm", "NO_COLOR": ""}
@@ -222,7 +222,7 @@ def test_good_is_green_and_a_mistake_red_where_a_person_looks(tmp_path: Path) ->
     assert "\x1b" not in shown("good.yaml", NO_COLOR="1") + shown("bad.yaml", TERM="dumb")
 
 
-def test_mistakes_of_a_configuration_are_told_one_by_one(tmp_path: Path) -> None:
+def test_configuration_mistakes_are_separate_in_json(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("listen:\n  dta: 127.0.0.1:1\nstore: {engine: oracle}\nlabels: {}\n")
     plain = call_in_process("check-config", folder=tmp_path)
     told = json.loads(call_in_process("check-config", "--json", folder=tmp_path).stderr)

@@ -94,7 +94,7 @@ def left_over(place: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("form", ["csv", "focus"])
-def test_its_rows_are_those_of_the_report(place: Path, tmp_path: Path, form: str) -> None:
+def test_export_rows_equal_report_rows(place: Path, tmp_path: Path, form: str) -> None:
     told = export(place, WHOLE, "--format", form, "--out", str(tmp_path / "x.csv"))
     rows = rows_of(tmp_path / "x.csv")
     reported = call_in_process("spend", WHOLE, f"--{form}", folder=place).stdout
@@ -113,7 +113,7 @@ def test_its_rows_are_those_of_the_report(place: Path, tmp_path: Path, form: str
     assert told.stderr == ""
 
 
-def test_json_is_the_document_of_spend(place: Path, tmp_path: Path) -> None:
+def test_json_export_equals_spend_document(place: Path, tmp_path: Path) -> None:
     arguments = (WHOLE, "--org", "acme, ltd", "--label", "label-0")
     told = json.loads(export(place, *arguments, "--format", "json", "--out", str(tmp_path / "x"), "--json").stdout)
     found = json.loads((tmp_path / "x").read_text())
@@ -127,7 +127,7 @@ def test_json_is_the_document_of_spend(place: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["csv", "json", "focus"])
-def test_of_nothing_it_is_whole_too(place: Path, tmp_path: Path, form: str) -> None:
+def test_empty_export_is_complete(place: Path, tmp_path: Path, form: str) -> None:
     export(place, str(FIRST), "--app", "none", "--format", form, "--out", str(tmp_path / "x"))
     text = (tmp_path / "x").read_text()
     if form == "json":
@@ -136,7 +136,7 @@ def test_of_nothing_it_is_whole_too(place: Path, tmp_path: Path, form: str) -> N
         assert (text.count("\n"), text.count("requests") + text.count("x_Requests") > 0) == (1, True)
 
 
-def test_no_more_than_a_week_is_held(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_holds_at_most_a_week_in_memory(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[tuple[int, int]] = []
 
     async def watched(*arguments: Any) -> SpendReport:
@@ -153,7 +153,7 @@ def test_no_more_than_a_week_is_held(place: Path, tmp_path: Path, monkeypatch: p
     assert max(earlier for _, earlier in held) <= 7 * LABELS
 
 
-def test_what_is_there_stays_until_it_is_replaced(place: Path, tmp_path: Path) -> None:
+def test_existing_file_is_kept_without_force(place: Path, tmp_path: Path) -> None:
     file = tmp_path / "x.csv"
     file.write_text("mine")
     refused = export(place, WHOLE, "--out", str(file), code=1)
@@ -167,7 +167,7 @@ def test_what_is_there_stays_until_it_is_replaced(place: Path, tmp_path: Path) -
         assert "is not a file" in export(place, "--out", name, "--force", code=2).stderr
 
 
-def test_a_file_that_few_may_read_is_replaced_by_one_that_no_more_may_read(place: Path, tmp_path: Path) -> None:
+def test_replaced_file_keeps_restrictive_mode(place: Path, tmp_path: Path) -> None:
     file = tmp_path / "x.csv"
     file.touch(0o600)
     export(place, str(FIRST), "--out", str(file), "--force")
@@ -181,7 +181,7 @@ def _umask() -> int:
     return mask
 
 
-def test_who_comes_first_keeps_the_name(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_created_during_export_is_kept(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file came to be while this one was written."""
     file, fsync = tmp_path / "x.csv", os.fsync
 
@@ -194,7 +194,7 @@ def test_who_comes_first_keeps_the_name(place: Path, tmp_path: Path, monkeypatch
     assert (file.read_text(), left_over(tmp_path)) == ("theirs", [])
 
 
-def test_a_failure_leaves_nothing(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_export_leaves_nothing(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -205,7 +205,7 @@ def test_a_failure_leaves_nothing(place: Path, tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_a_half_is_never_seen(place: Path, tmp_path: Path, how: signal.Signals) -> None:
+def test_interrupted_export_leaves_old_file(place: Path, tmp_path: Path, how: signal.Signals) -> None:
     """However it ends: the old file stands as it was, and after Ctrl-C nothing else does."""
     file = tmp_path / "x.csv"
     file.write_text("old")
@@ -226,7 +226,7 @@ def test_a_half_is_never_seen(place: Path, tmp_path: Path, how: signal.Signals) 
         assert left_over(tmp_path) == []
 
 
-def test_it_tells_how_far_it_is_on_a_terminal_alone(place: Path, tmp_path: Path) -> None:
+def test_export_progress_is_shown_on_terminal_only(place: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "price_keeper.cli", "export", WHOLE, "--out", str(tmp_path / "x.csv")]
     environment = os.environ | {"PYTHONPATH": PYTHON_PATH, "TERM": "xterm"}
     code, shown = on_a_terminal(command, place, environment)
@@ -235,7 +235,7 @@ def test_it_tells_how_far_it_is_on_a_terminal_alone(place: Path, tmp_path: Path)
     assert shown.rindex("\r\x1b[K") < shown.index("x.csv: ")  # and it is cleared before the result
 
 
-def test_sums_are_exact(place: Path, tmp_path: Path) -> None:
+def test_export_sums_are_exact(place: Path, tmp_path: Path) -> None:
     export(place, WHOLE, "--out", str(tmp_path / "x.csv"))
     rows = rows_of(tmp_path / "x.csv")
     spent = sum((LABELS if number % 7 else 3) * (10**9 + number) for number in range(DAYS))
@@ -252,7 +252,7 @@ def test_sums_are_exact(place: Path, tmp_path: Path) -> None:
         (["--out", "x", "--format", "xml"], 2, "invalid choice: 'xml'"),
     ],
 )
-def test_a_mistake_is_told_and_nothing_is_made(place: Path, arguments: list[str], code: int, says: str) -> None:
+def test_invalid_export_arguments_create_nothing(place: Path, arguments: list[str], code: int, says: str) -> None:
     assert says in export(place, *arguments, code=code).stderr
     assert not (place / "x").exists()
     assert left_over(place) == []

@@ -43,7 +43,7 @@ def told(rig: PortHarness) -> list[str]:
 
 @pytest.mark.parametrize("protocol", ["h1", "h2"])
 @on_both_loops
-async def test_throttled_here_and_unreachable_there_is_throttled(protocol: str) -> None:
+async def test_throttled_and_unreachable_endpoints_report_throttling(protocol: str) -> None:
     async with upstream(reply_with(THROTTLED)) as first:
         through = ForwardingHandler(first.endpoint, closed_endpoint())
         async with open_forwarding_port(through) as rig:
@@ -57,7 +57,7 @@ async def test_throttled_here_and_unreachable_there_is_throttled(protocol: str) 
 
 @pytest.mark.parametrize("protocol", ["h1", "h2"])
 @on_both_loops
-async def test_where_bedrock_is_stays_in_the_log(protocol: str) -> None:
+async def test_endpoint_addresses_stay_in_log(protocol: str) -> None:
     gone = closed_endpoint()
     through = ForwardingHandler(gone)
     async with open_forwarding_port(through) as rig:
@@ -74,7 +74,7 @@ async def test_where_bedrock_is_stays_in_the_log(protocol: str) -> None:
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".example"])
 @on_both_loops
-async def test_a_host_that_no_name_server_knows(host: str) -> None:
+async def test_unresolvable_endpoint_fails_over(host: str) -> None:
     async with upstream(reply_with(OK)) as server:
         through = ForwardingHandler(UpstreamEndpoint(host, 80, False), server.endpoint)
         async with open_forwarding_port(through) as rig:
@@ -84,7 +84,7 @@ async def test_a_host_that_no_name_server_knows(host: str) -> None:
 
 @pytest.mark.parametrize("joins", [True, False])
 @on_both_loops
-async def test_nothing_is_sent_for_a_caller_who_has_left(joins: bool) -> None:
+async def test_nothing_is_sent_for_disconnected_caller(joins: bool) -> None:
     through = ForwardingHandler(joins_retries=joins)
     async with upstream(reply_with(OK)) as server:
         through.set_targets(server.endpoint)
@@ -106,7 +106,7 @@ async def test_nothing_is_sent_for_a_caller_who_has_left(joins: bool) -> None:
 
 
 @on_both_loops
-async def test_but_it_is_for_one_who_came_back_in_time() -> None:
+async def test_call_is_sent_if_caller_returned_in_time() -> None:
     through = ForwardingHandler(joins_retries=True)
     async with upstream(reply_with(OK)) as server:
         through.set_targets(server.endpoint)

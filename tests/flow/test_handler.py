@@ -105,7 +105,7 @@ def decision(heard: WireResponse) -> list[bytes]:
 # Whatever fails, every caller gets an answer, and so does its retry.
 
 
-async def test_a_fault_of_ours_is_answered_and_so_is_the_call_sent_again(
+async def test_internal_error_is_answered_and_not_joined_by_retry(
     port: DataPort, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def broken(_: Connect) -> None:
@@ -127,7 +127,7 @@ async def test_a_fault_of_ours_is_answered_and_so_is_the_call_sent_again(
     assert (await asked(port, more=JSON + RETRIED)).status == 200
 
 
-async def test_a_handler_that_ends_without_an_answer_keeps_nobody_waiting(port: DataPort) -> None:
+async def test_handler_without_response_closes_connection(port: DataPort) -> None:
     async def cancelled(_: Connect) -> None:
         raise asyncio.CancelledError
 
@@ -138,7 +138,7 @@ async def test_a_handler_that_ends_without_an_answer_keeps_nobody_waiting(port: 
     assert (await asked(port, more=JSON + RETRIED)).status == 200
 
 
-async def test_whoever_waits_for_the_same_call_hears_of_its_fault_too(port: DataPort) -> None:
+async def test_joined_callers_get_internal_error_too(port: DataPort) -> None:
     go_on = asyncio.Event()
 
     async def broken(_: Connect) -> None:
@@ -155,7 +155,7 @@ async def test_whoever_waits_for_the_same_call_hears_of_its_fault_too(port: Data
 # Headers.
 
 
-async def test_a_tab_in_a_header_means_a_space(port: DataPort) -> None:
+async def test_tab_in_header_becomes_space(port: DataPort) -> None:
     more = b"content-type: application/json;\tcharset=utf-8\r\nx-amzn-bedrock-trace: \tENABLED\r\n"
     assert (await asked(port, more=more)).status == 200
     sent = {name.lower(): value for name, value in port.bedrock.ledger[-1].headers}
@@ -164,7 +164,7 @@ async def test_a_tab_in_a_header_means_a_space(port: DataPort) -> None:
 
 
 @pytest.mark.parametrize("value", [b"a\x7fb", b"caf\xc3\xa9", b"\xff"])
-async def test_other_characters_are_refused(port: DataPort, value: bytes) -> None:
+async def test_other_control_characters_are_refused(port: DataPort, value: bytes) -> None:
     for _ in range(2):
         heard = await asked(port, more=JSON + RETRIED + b"x-amzn-bedrock-trace: %b\r\n" % value)
         assert heard.status == 400
@@ -172,7 +172,7 @@ async def test_other_characters_are_refused(port: DataPort, value: bytes) -> Non
 
 
 @pytest.mark.parametrize("name", [b'x-amzn-bedrock-a"(b', b"x-amzn-bedrock-a b", b"x-amzn-bedrock-\xe9"])
-async def test_a_name_over_http2_that_no_header_has(port: DataPort, name: bytes) -> None:
+async def test_invalid_http2_header_name_is_refused(port: DataPort, name: bytes) -> None:
     for _ in range(2):
         try:
             heard = await asked2(port, CONVERSE, BODY, [(name, b"v"), (b"amz-sdk-invocation-id", b"one")])
@@ -196,13 +196,13 @@ async def test_a_name_over_http2_that_no_header_has(port: DataPort, name: bytes)
         (b"/nothing", b"GET", b""),
     ],
 )
-async def test_strangers_learn_nothing(port: DataPort, path: bytes, method: bytes, body: bytes) -> None:
+async def test_unauthenticated_caller_learns_nothing(port: DataPort, path: bytes, method: bytes, body: bytes) -> None:
     heard = await asked(port, path, body, method=method, token="nobody")
     read_error_message(heard, 403, "AccessDeniedException")
     assert (await asked(port, path, body, method=method)).status in (400, 403, 404)
 
 
-async def test_nothing_of_a_strangers_body_is_read(port: DataPort, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_body_of_unauthenticated_caller_is_not_parsed(port: DataPort, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: Any) -> None:
         raise AssertionError("the body was looked into")
 
@@ -210,7 +210,7 @@ async def test_nothing_of_a_strangers_body_is_read(port: DataPort, monkeypatch: 
     read_error_message(await asked(port, CHAT_PATH.encode(), b"{}", token="nobody"), 403, "AccessDeniedException")
 
 
-async def test_a_large_body_is_looked_into_beside_the_loop(port: DataPort, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_body_is_parsed_in_thread(port: DataPort, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
     real = asyncio.to_thread
 
@@ -225,7 +225,7 @@ async def test_a_large_body_is_looked_into_beside_the_loop(port: DataPort, monke
         assert threads == seen
 
 
-async def test_a_label_whose_place_is_away_leaves_the_sidecar_ready_for_the_others(tmp_path: Path) -> None:
+async def test_unreachable_endpoint_keeps_sidecar_ready_for_other_labels(tmp_path: Path) -> None:
     """Though it is the first to be called, and with no other label anybody knows yet whether Bedrock is there."""
     labels, place = Config.development().labels, EndpointConfig("us-west-2", endpoint=f"http://127.0.0.1:{free_port()}")
     async with data_port(
@@ -262,7 +262,7 @@ async def chat(tmp_path: Path) -> AsyncIterator[DataPort]:
         "x" * 3000,
     ],
 )
-async def test_a_models_name_in_a_body_is_as_legal_as_one_in_a_path(chat: DataPort, model: str) -> None:
+async def test_invalid_model_name_in_body_is_refused(chat: DataPort, model: str) -> None:
     body = orjson.dumps({"model": model, "messages": []})
     for path in (CHAT_PATH.encode(), b"/async-invoke"):
         heard = await asked(chat, path, body.replace(b'"model"', b'"modelId"') if path == b"/async-invoke" else body)
@@ -274,7 +274,7 @@ async def test_a_models_name_in_a_body_is_as_legal_as_one_in_a_path(chat: DataPo
 ODD = b'{ "seed" : 123456789012345678901,"model": "%b" ,"x":1.0,"y":1e5,"logit_bias":{"1":1,"1":2}, "messages":[]}\n'
 
 
-async def test_nothing_but_the_models_name_changes(chat: DataPort) -> None:
+async def test_only_model_name_changes_in_body(chat: DataPort) -> None:
     premium = Config.development().labels["premium"].model
     for named, sent in ((OURS, premium), (premium, premium), (MODEL, MODEL)):
         await asked(chat, CHAT_PATH.encode(), ODD % named.encode())
@@ -297,7 +297,7 @@ async def test_nothing_but_the_models_name_changes(chat: DataPort) -> None:
         (b'{"messages":[]}', "the body's 'model' names the model: a label or a model's id"),
     ],
 )
-async def test_a_body_that_can_be_read_in_two_ways_is_refused(chat: DataPort, body: bytes, words: str) -> None:
+async def test_ambiguous_body_is_refused(chat: DataPort, body: bytes, words: str) -> None:
     assert read_error_message(await asked(chat, CHAT_PATH.encode(), body), 400, "ValidationException") == words
     assert len(chat.bedrock.ledger) == 0
 
@@ -308,14 +308,14 @@ async def test_a_body_that_can_be_read_in_two_ways_is_refused(chat: DataPort, bo
 @pytest.mark.parametrize(
     "query", [b"X-Amz-Security-Token=abc&X-Amz-Date=1", b"x-amz-signature=abc", b"anything", b"%zz"]
 )
-async def test_no_query_goes_upstream(port: DataPort, query: bytes) -> None:
+async def test_query_is_refused(port: DataPort, query: bytes) -> None:
     heard = await asked(port, CONVERSE + b"?" + query)
     assert "takes a query" in read_error_message(heard, 400, "ValidationException")
     assert len(port.bedrock.ledger) == 0
     assert (await asked(port, CONVERSE + b"?")).status == 200
 
 
-async def test_jobs_of_others_are_not_listed(chat: DataPort) -> None:
+async def test_listing_jobs_is_refused(chat: DataPort) -> None:
     read_error_message(await asked(chat, b"/async-invoke", b"", method=b"GET"), 403, "AccessDeniedException")
     read_error_message(await asked(chat, b"/async-invoke?maxResults=1", b"", method=b"GET"), 400, "ValidationException")
     assert len(chat.bedrock.ledger) == 0
@@ -328,7 +328,7 @@ async def test_jobs_of_others_are_not_listed(chat: DataPort) -> None:
 # What every answer carries.
 
 
-async def test_inference_profiles_are_fetched_with_get_alone(port: DataPort) -> None:
+async def test_inference_profiles_are_listed_with_get_only(port: DataPort) -> None:
     for path in (b"/inference-profiles", b"/inference-profiles?type=SYSTEM_DEFINED"):
         heard = await asked(port, path, b"", method=b"GET")
         assert orjson.loads(heard.body) == {"inferenceProfileSummaries": []}
@@ -340,7 +340,7 @@ async def test_inference_profiles_are_fetched_with_get_alone(port: DataPort) -> 
         read_error_message(await asked(port, path, b"", method=b"GET"), 404, "UnknownOperationException")
 
 
-async def test_refusals_tell_their_number_and_what_was_decided(tmp_path: Path) -> None:
+async def test_refusals_have_request_id_and_decision_headers(tmp_path: Path) -> None:
     async with data_port(tmp_path, upstream=UpstreamConfig(endpoint="simulated", request_metadata=True)) as port:
         seen = set()
         for path, body, decided in (
@@ -367,7 +367,7 @@ async def registered(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("ending", ["its head", "a frame without data", "trailers"])
-async def test_credentials_are_handed_out_however_a_request_without_a_body_ends(
+async def test_credentials_are_issued_however_request_without_body_ends(
     port: DataPort, tmp_path: Path, ending: str
 ) -> None:
     who = (b"authorization", f"org-{ORG}-app-{APP}:{await registered(tmp_path)}".encode())
@@ -389,7 +389,7 @@ async def test_credentials_are_handed_out_however_a_request_without_a_body_ends(
     assert orjson.loads(heard.body)["Token"]
 
 
-async def test_credentials_tell_their_number(port: DataPort, tmp_path: Path) -> None:
+async def test_credentials_response_has_request_id(port: DataPort, tmp_path: Path) -> None:
     secret = await registered(tmp_path)
     for given, status in ((secret, 200), (make_secret(), 403), ("\xe9" * 44, 403), ("short", 403)):
         wire = await RawConnection.connect(number_of(port))
@@ -404,7 +404,9 @@ async def test_credentials_tell_their_number(port: DataPort, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["x-amzn-bedrock-trace", "accept"])
-async def test_what_changes_the_answer_is_no_retry(port: DataPort, name: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_headers_that_change_response_prevent_joining(
+    port: DataPort, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     await put_item(port.store, schema.org_config_key(ORG), org_name="Acme")  # so that nothing is logged of that
     for value in (b"", b"a: ENABLED", b"a: ENABLED", b"a: DISABLED"):
         more = b"%b%b\r\n" % (name.encode(), value[1:]) if value else b""

@@ -100,7 +100,7 @@ def _raises(*_: Any) -> None:
         (Meter, "on_sent"),
     ],
 )
-async def test_whatever_fails_the_caller_is_told_and_nothing_stays_open(
+async def test_any_failure_is_answered_and_leaves_nothing_open(
     opened_lane: PortWithListener, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, more: bytes
 ) -> None:
     port = opened_lane.port
@@ -121,7 +121,7 @@ async def test_whatever_fails_the_caller_is_told_and_nothing_stays_open(
 @replaces_a_method
 @pytest.mark.parametrize("more", [b"", RETRIED])
 @pytest.mark.parametrize("fault", ["x-simulate-fault: reset\r\n", ""])
-async def test_a_meter_that_fails_keeps_nobody_waiting(
+async def test_failing_meter_keeps_nobody_waiting(
     opened_lane: PortWithListener, monkeypatch: pytest.MonkeyPatch, fault: str, more: bytes
 ) -> None:
     closed = Meter.close
@@ -144,7 +144,7 @@ async def test_a_meter_that_fails_keeps_nobody_waiting(
 
 @replaces_a_method
 @pytest.mark.parametrize("is_known", [True, False])
-async def test_no_more_is_sent_than_could_be_recorded(
+async def test_call_that_cannot_be_recorded_is_not_sent(
     opened_lane: PortWithListener, monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
     def full(*_: Any) -> None:
@@ -183,7 +183,7 @@ async def test_failure_before_limits_is_answered_500(
 
 @pytest.mark.parametrize("protocol", ["h1", "h2"])
 @pytest.mark.parametrize("more", [b"", RETRIED])
-async def test_who_leaves_pays_and_nothing_stays_open(
+async def test_disconnected_caller_is_charged_and_nothing_stays_open(
     opened_lane: PortWithListener, protocol: str, more: bytes
 ) -> None:
     port, recorded = opened_lane.port, opened_lane.journal.recorded.requests
@@ -209,7 +209,7 @@ async def test_who_leaves_pays_and_nothing_stays_open(
 # Requests sent ahead.
 
 
-async def test_what_is_sent_ahead_is_answered_in_order(opened_lane: PortWithListener) -> None:
+async def test_pipelined_refusals_and_calls_are_answered_in_order(opened_lane: PortWithListener) -> None:
     """Refusals end within the reading of what was sent, and answers of Bedrock's begin the next request."""
     refused = ask(path=PATH)  # the shortest there is, so that hundreds come at once
     async with wired(opened_lane) as wire:
@@ -249,7 +249,7 @@ async def turns_of(counted: list[int]) -> AsyncIterator[None]:
 
 @pytest.mark.parametrize("http2", [False, True])
 @on_both_loops
-async def test_who_sends_much_to_be_refused_leaves_others_their_turn(http2: bool) -> None:
+async def test_flood_of_refused_requests_leaves_turns_to_others(http2: bool) -> None:
     in_turns, requests = [0], DEFAULT_LIMITS.streams if http2 else 3000
     async with open_port(_answering(in_turns)) as rig, turns_of(in_turns):
         if http2:
@@ -272,7 +272,7 @@ async def test_who_sends_much_to_be_refused_leaves_others_their_turn(http2: bool
 @replaces_a_method
 @pytest.mark.parametrize("is_last", [True, False])
 @on_both_loops
-async def test_a_half_closed_client_gets_the_answer_that_waits_in_the_outbox(is_last: bool) -> None:
+async def test_half_closed_client_gets_batched_response(is_last: bool) -> None:
     """The answer and the end of what the client says come in one turn of the loop."""
     through = ForwardingHandler()
     wires: list[RawConnection] = []
@@ -307,7 +307,7 @@ def always_waits(rig: PortHarness, before: Callable[[], object] = lambda: None) 
 
 @replaces_a_method
 @on_both_loops
-async def test_an_idle_connection_is_closed_behind_its_last_answer() -> None:
+async def test_idle_connection_is_closed_after_last_response() -> None:
     async with open_port(echo) as rig:
         always_waits(rig, lambda: [connection.drain() for connection in rig.listener._connections])
         wire = await rig.connect()
@@ -317,7 +317,7 @@ async def test_an_idle_connection_is_closed_behind_its_last_answer() -> None:
 
 
 @on_both_loops
-async def test_who_sends_ahead_and_does_not_read_is_found_out() -> None:
+async def test_pipelining_client_that_does_not_read_is_detected() -> None:
     """However many of its responses could be written in one turn."""
     answer = bytes(MAX_BATCH_BYTES // 2)
 
@@ -341,7 +341,7 @@ async def test_who_sends_ahead_and_does_not_read_is_found_out() -> None:
 
 @replaces_a_method
 @on_both_loops
-async def test_who_waits_for_100_continue_gets_the_answer_before_first() -> None:
+async def test_client_awaiting_100_continue_gets_former_response_first() -> None:
     async with open_port(echo) as rig:
         always_waits(rig)
         wire = await rig.connect()
@@ -388,7 +388,7 @@ class Held:
 
 
 @on_both_loops
-async def test_an_answer_before_the_call_was_written_ends_the_connection() -> None:
+async def test_response_before_call_was_written_closes_connection() -> None:
     """It is to nothing that was asked, and the call would be read by then as the next one."""
     held = Held()
     async with hasty(build_response(b"too early", 408)) as (endpoint, heard):
@@ -406,7 +406,7 @@ async def test_an_answer_before_the_call_was_written_ends_the_connection() -> No
 
 
 @on_both_loops
-async def test_a_call_that_was_never_written_goes_to_the_next_place() -> None:
+async def test_unwritten_call_fails_over() -> None:
     held = Held()
 
     def put(write: Callable[[bytes], None], data: bytes) -> None:
@@ -425,7 +425,7 @@ async def test_a_call_that_was_never_written_goes_to_the_next_place() -> None:
 
 
 @on_both_loops
-async def test_and_is_not_told_as_throttled_where_there_is_none() -> None:
+async def test_unwritten_call_without_other_endpoint_is_unavailable() -> None:
     async with hasty(b"") as (endpoint, _):
         through = ForwardingHandler(endpoint, new_tap=Heeded, schedule_write=Held().put)
         async with open_forwarding_port(through) as rig:

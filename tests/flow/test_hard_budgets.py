@@ -74,7 +74,7 @@ async def true_spend(port: DataPort, label: str = "premium") -> int:
     return await read_spent_pico(port.store, await name_of(port, label))
 
 
-async def test_until_the_worst_case_fits_no_more(tmp_path: Path) -> None:
+async def test_hard_budget_refuses_when_ceiling_does_not_fit(tmp_path: Path) -> None:
     async with hard(tmp_path, {"premium": 0.02}) as port:
         answers = [await ask(port)]
         while answers[-1].status == 200:
@@ -92,7 +92,7 @@ async def test_until_the_worst_case_fits_no_more(tmp_path: Path) -> None:
         assert len(port.bedrock.ledger) >= len(answers)
 
 
-async def test_what_was_held_and_not_spent_comes_back_at_the_end(tmp_path: Path) -> None:
+async def test_unspent_reservation_is_returned_at_shutdown(tmp_path: Path) -> None:
     async with hard(tmp_path, {"premium": 1.0}) as port:
         assert (await ask(port)).status == 200
         bucket, holds = await in_store(port)
@@ -104,7 +104,7 @@ async def test_what_was_held_and_not_spent_comes_back_at_the_end(tmp_path: Path)
         assert HardBudgetBucket.from_item(await port.store.get(name.bucket_key) or {}).unleased == USD - spent
 
 
-async def test_it_goes_on_with_the_next_label_of_the_chain(tmp_path: Path) -> None:
+async def test_hard_budget_continues_with_next_label(tmp_path: Path) -> None:
     async with hard(tmp_path, {"premium": 0.02, "economy": 0.5}) as port:
         labels = [(await ask(port)).headers["x-price-keeper-label"] for _ in range(14)]
         assert labels[0] == "premium"
@@ -113,7 +113,7 @@ async def test_it_goes_on_with_the_next_label_of_the_chain(tmp_path: Path) -> No
         assert await true_spend(port, "economy") > 0
 
 
-async def test_how_long_an_answer_may_be_is_said_where_the_caller_does_not(tmp_path: Path) -> None:
+async def test_missing_output_limit_is_inserted(tmp_path: Path) -> None:
     labels = dict(Config.development().labels)
     labels["premium"] = replace(labels["premium"], max_output_tokens=33)
     async with hard(tmp_path, {"premium": 1.0, "standard": 1.0}, labels=labels) as port:
@@ -126,7 +126,7 @@ async def test_how_long_an_answer_may_be_is_said_where_the_caller_does_not(tmp_p
         assert "max_output_tokens" in refused.message
 
 
-async def test_in_chat_completions_the_model_is_named_where_it_then_stands(tmp_path: Path) -> None:
+async def test_model_in_chat_body_is_replaced_at_its_place(tmp_path: Path) -> None:
     labels = dict(Config.development().labels)
     labels["premium"] = replace(labels["premium"], max_output_tokens=20)
     async with hard(tmp_path, {"premium": 1.0}, labels=labels) as port:
@@ -137,7 +137,7 @@ async def test_in_chat_completions_the_model_is_named_where_it_then_stands(tmp_p
         assert await true_spend(port) > 0
 
 
-async def test_what_is_no_text_is_counted_by_bedrock(tmp_path: Path) -> None:
+async def test_non_text_body_is_counted_by_bedrock(tmp_path: Path) -> None:
     async with hard(tmp_path, {"premium": 1.0}) as port:
         image = {"image": {"format": "png", "source": {"bytes": PIXEL}}}
         body = {**TURN, "messages": [{"role": "user", "content": [image, {"text": "what is it?"}]}]}
@@ -145,7 +145,7 @@ async def test_what_is_no_text_is_counted_by_bedrock(tmp_path: Path) -> None:
         assert [entry.operation for entry in port.bedrock.ledger].count("CountTokens") == 1
 
 
-async def test_what_cannot_be_bounded_is_refused(tmp_path: Path) -> None:
+async def test_unbounded_request_is_refused(tmp_path: Path) -> None:
     async with hard(tmp_path, {"premium": 1.0}) as port:
         film = {"video": {"format": "mp4", "source": {"s3Location": {"uri": "s3://bucket/film.mp4"}}}}
         body = {**TURN, "messages": [{"role": "user", "content": [film]}]}
@@ -162,7 +162,7 @@ async def test_what_cannot_be_bounded_is_refused(tmp_path: Path) -> None:
         assert not port.bedrock.ledger
 
 
-async def test_a_call_whose_answer_is_cut_costs_its_worst_case(tmp_path: Path) -> None:
+async def test_truncated_response_costs_its_ceiling(tmp_path: Path) -> None:
     async with hard(tmp_path, {"premium": 1.0}) as port:
         headers = {"Authorization": f"Bearer {port.token}", "Content-Type": "application/json"}
         headers |= {"x-simulate-fault": "cut", "x-simulate-after-frames": "2"}
@@ -179,7 +179,7 @@ async def test_a_call_whose_answer_is_cut_costs_its_worst_case(tmp_path: Path) -
         assert sum(hold.used for hold in holds) == spent
 
 
-async def test_a_refused_call_costs_nothing(tmp_path: Path) -> None:
+async def test_refused_call_costs_nothing(tmp_path: Path) -> None:
     async with hard(tmp_path, {"premium": 1.0}) as port:
         headers = {"Authorization": f"Bearer {port.token}", "Content-Type": "application/json"}
         headers["x-simulate-fault"] = "access-denied"
@@ -191,7 +191,7 @@ async def test_a_refused_call_costs_nothing(tmp_path: Path) -> None:
         assert await true_spend(port) == 0
 
 
-async def test_from_soft_to_hard_what_was_spent_counts(tmp_path: Path) -> None:
+async def test_switch_from_soft_to_hard_counts_former_spend(tmp_path: Path) -> None:
     async with data_port(tmp_path) as port:
         await budget(port, {"premium": 1.0}, enforcement="soft")
         assert [(await ask(port)).status for _ in range(3)] == [200] * 3
@@ -205,7 +205,7 @@ async def test_from_soft_to_hard_what_was_spent_counts(tmp_path: Path) -> None:
         assert bucket.unleased == USD - soft - sum(hold.leased for hold in holds)
 
 
-async def test_a_quota_that_goes_and_comes_back_is_not_spent_twice(tmp_path: Path) -> None:
+async def test_removed_and_restored_quota_is_not_spent_twice(tmp_path: Path) -> None:
     """Within a minute of each change, as by a look at the settings."""
 
     async def quotas(version: int, **usd: float) -> None:
@@ -232,7 +232,7 @@ async def test_a_quota_that_goes_and_comes_back_is_not_spent_twice(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("fault", "status"), [("throttle", 429), ("5xx", 503), ("access-denied", 400)])
-async def test_a_count_that_bedrock_does_not_make(tmp_path: Path, fault: str, status: int) -> None:
+async def test_failing_token_count_is_reported(tmp_path: Path, fault: str, status: int) -> None:
     async with hard(tmp_path, {"premium": 1.0}) as port:
         image = {"image": {"format": "png", "source": {"bytes": PIXEL}}}
         body = {**TURN, "messages": [{"role": "user", "content": [image]}]}
@@ -240,7 +240,7 @@ async def test_a_count_that_bedrock_does_not_make(tmp_path: Path, fault: str, st
         assert (await ask(port, body=body)).status == status
 
 
-async def test_what_is_not_sent_to_be_counted_counts_by_its_bytes(tmp_path: Path) -> None:
+async def test_model_without_count_tokens_is_bounded_by_bytes(tmp_path: Path) -> None:
     async with hard(tmp_path, {"premium": 1.0}) as port:
         image = {"image": {"format": "png", "source": {"bytes": PIXEL}}}
         schema_of = {"textFormat": {"type": "json_schema", "structure": {"jsonSchema": {"schema": "x" * 300_000}}}}

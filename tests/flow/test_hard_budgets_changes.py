@@ -130,7 +130,7 @@ class Until:
         await self._store.transact(*arguments, **named)
 
 
-async def test_a_call_that_waits_over_midnight_is_held_and_paid_on_the_day_it_came(tmp_path: Path) -> None:
+async def test_call_waiting_over_midnight_is_charged_to_day_it_came(tmp_path: Path) -> None:
     midnight = datetime(2026, 11, 19, tzinfo=UTC)
     clock = SettableClock(datetime(2026, 11, 18, 23, 50, tzinfo=UTC))
     async with data_port(tmp_path, Until, clock) as port:
@@ -147,7 +147,7 @@ async def test_a_call_that_waits_over_midnight_is_held_and_paid_on_the_day_it_ca
         assert day_of(port) == TODAY
 
 
-async def test_what_is_under_way_when_a_quota_is_lowered_is_the_last(tmp_path: Path) -> None:
+async def test_call_in_flight_when_quota_is_lowered_is_the_last(tmp_path: Path) -> None:
     async with data_port(tmp_path) as port:
         await is_hard(port, 1.0)
         calling = asyncio.create_task(ask(port, x_simulate_latency_ms="400"))
@@ -165,7 +165,7 @@ async def test_what_is_under_way_when_a_quota_is_lowered_is_the_last(tmp_path: P
         assert (await flushed(port)).bucket.quota == USD
 
 
-async def test_a_call_sent_again_is_held_and_paid_once(tmp_path: Path) -> None:
+async def test_retried_call_is_reserved_and_charged_once(tmp_path: Path) -> None:
     worst = []
     for number in (1, 2):
         folder = tmp_path / str(number)
@@ -181,7 +181,7 @@ async def test_a_call_sent_again_is_held_and_paid_once(tmp_path: Path) -> None:
     assert worst[0] == worst[1]
 
 
-async def test_the_dearest_place_is_held_for_and_the_one_that_served_is_paid(tmp_path: Path) -> None:
+async def test_most_expensive_endpoint_is_reserved_and_serving_one_charged(tmp_path: Path) -> None:
     nobody = EndpointConfig("eu-west-1", endpoint=f"http://127.0.0.1:{free_port()}")
     labels = at_places(nobody, EndpointConfig("us-east-1", prices_usd_per_1m=DEAR))
     async with data_port(tmp_path, labels=labels) as port:
@@ -201,7 +201,7 @@ async def test_the_dearest_place_is_held_for_and_the_one_that_served_is_paid(tmp
     [(f"us.{CLAUDE}", [CLAUDE]), ("anthropic.claude-haiku-4-5-20251001-v1:0", [CLAUDE, None])],
     ids=["the same model", "another"],
 )
-async def test_each_model_of_a_label_counts_for_itself(second: str, counts: list[Any], tmp_path: Path) -> None:
+async def test_each_model_of_label_is_counted_separately(second: str, counts: list[Any], tmp_path: Path) -> None:
     labels = at_places(EndpointConfig("us-east-1"), EndpointConfig("us-east-1", model=second))
     picture = base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"\0" * 30).decode()
     image = {"image": {"format": "png", "source": {"bytes": picture}}}
@@ -212,7 +212,7 @@ async def test_each_model_of_a_label_counts_for_itself(second: str, counts: list
         assert sorted(counted) == sorted(each or second for each in counts)
 
 
-async def test_a_place_whose_prompt_is_not_in_the_request_is_refused(tmp_path: Path) -> None:
+async def test_endpoint_with_stored_prompt_is_refused(tmp_path: Path) -> None:
     stored = "arn:aws:bedrock:us-east-1:123456789012:prompt/ABCDEFGHIJ"
     labels = at_places(EndpointConfig("us-east-1"), EndpointConfig("us-east-1", model=stored))
     async with data_port(tmp_path, labels=labels) as port:
@@ -221,9 +221,7 @@ async def test_a_place_whose_prompt_is_not_in_the_request_is_refused(tmp_path: P
         assert not port.bedrock.ledger
 
 
-async def test_a_call_is_paid_at_the_prices_that_it_was_held_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_call_is_charged_at_prices_it_was_reserved_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """New prices may come while it is on its way to the next place."""
     in_force = build_price_table(CHEAP)
 
@@ -266,9 +264,7 @@ STREAM, INVOKED = "converse-stream", "invoke-with-response-stream"
     ],
     ids=lambda each: each if isinstance(each, str) else " ".join(each.values()),
 )
-async def test_what_is_not_known_of_a_call_counts_as_its_worst_case(
-    path: str, wishes: dict[str, str], tmp_path: Path
-) -> None:
+async def test_call_of_unknown_usage_costs_its_ceiling(path: str, wishes: dict[str, str], tmp_path: Path) -> None:
     async with data_port(tmp_path) as port:
         await is_hard(port, 1.0)
         body = CLAUDE_BODY | {"max_tokens": 100} if path == INVOKED else TURN
@@ -281,7 +277,7 @@ async def test_what_is_not_known_of_a_call_counts_as_its_worst_case(
 
 
 @pytest.mark.parametrize("path", ["converse", STREAM])
-async def test_a_call_that_outlives_its_process_counts_as_its_worst_case(path: str, tmp_path: Path) -> None:
+async def test_call_outliving_its_process_costs_its_ceiling(path: str, tmp_path: Path) -> None:
     """And all else that the process held is in the bucket again when it has ended."""
     async with data_port(tmp_path) as port:
         await is_hard(port, 1.0)

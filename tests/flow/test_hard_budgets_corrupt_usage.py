@@ -83,7 +83,7 @@ async def spent(folder: Path, label: str, path: str, body: dict[str, Any], how: 
 
 
 @pytest.mark.parametrize(("label", "path", "body", "how"), CASES)
-async def test_spoilt_usage_lets_no_call_pass_a_spent_hard_budget(
+async def test_corrupted_usage_does_not_pass_spent_hard_budget(
     tmp_path: Path, label: str, path: str, body: dict[str, Any], how: str
 ) -> None:
     used, recorded = await spent(tmp_path, label, path, body, how)

@@ -25,7 +25,7 @@ from tests.support.raw_clients import (
 
 
 @on_both_loops
-async def test_one_request_after_another_on_one_connection() -> None:
+async def test_connection_serves_successive_requests() -> None:
     async with open_port(echo) as rig:
         wire = await rig.connect()
         for body in (b"one", b"", b"x" * 300_000, b"four"):
@@ -38,7 +38,7 @@ async def test_one_request_after_another_on_one_connection() -> None:
 
 @pytest.mark.parametrize("size", [1, 7, 100])
 @on_both_loops
-async def test_cuts_make_no_difference(size: int) -> None:
+async def test_request_split_anywhere_is_read(size: int) -> None:
     async with open_port(echo) as rig:
         wire = await rig.connect()
         whole = ask(b"a body") + chunked(b"two", b" chunks", trailers=b"trailer: x\r\n") + ask(b"last")
@@ -47,7 +47,7 @@ async def test_cuts_make_no_difference(size: int) -> None:
 
 
 @on_both_loops
-async def test_spaces_around_a_value_are_no_part_of_it() -> None:
+async def test_whitespace_around_header_value_is_removed() -> None:
     """Otherwise a token with a space behind it would be invalid."""
     seen: list[dict[bytes, bytes]] = []
 
@@ -64,7 +64,7 @@ async def test_spaces_around_a_value_are_no_part_of_it() -> None:
 
 
 @on_both_loops
-async def test_requests_sent_ahead_are_answered_in_their_order() -> None:
+async def test_pipelined_requests_are_answered_in_order() -> None:
     gates: dict[bytes, asyncio.Event] = {b"%d" % number: asyncio.Event() for number in range(40)}
     begun: list[bytes] = []
 
@@ -84,7 +84,7 @@ async def test_requests_sent_ahead_are_answered_in_their_order() -> None:
 
 
 @on_both_loops
-async def test_pipelining_has_a_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pipelining_depth_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Past it nothing more is read: neither from what has arrived already, nor from the socket."""
     monkeypatch.setattr(http1, "SLICE_BYTES", 512)
     gate = asyncio.Event()
@@ -110,7 +110,7 @@ async def test_pipelining_has_a_depth(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @on_both_loops
-async def test_answers_that_nobody_reads_stop_the_requests() -> None:
+async def test_unread_responses_stop_reading_requests() -> None:
     begun = 0
 
     async def count(request: Request, responder: Responder) -> None:
@@ -129,7 +129,7 @@ async def test_answers_that_nobody_reads_stop_the_requests() -> None:
 
 
 @on_both_loops
-async def test_100_continue_is_said_once_it_is_this_requests_turn() -> None:
+async def test_100_continue_is_sent_at_turn_of_request() -> None:
     gate = asyncio.Event()
 
     async def gated(request: Request, responder: Responder) -> None:
@@ -153,7 +153,7 @@ async def test_100_continue_is_said_once_it_is_this_requests_turn() -> None:
 
 
 @on_both_loops
-async def test_a_body_too_large_is_refused_before_it_is_asked_for() -> None:
+async def test_oversized_body_is_refused_before_100_continue() -> None:
     async with open_port(echo, body_bytes=10) as rig:
         wire = await rig.connect()
         await wire.send(ask(b"12345678901", b"expect: 100-continue\r\n")[:-11])
@@ -161,7 +161,7 @@ async def test_a_body_too_large_is_refused_before_it_is_asked_for() -> None:
 
 
 @on_both_loops
-async def test_head_has_no_body() -> None:
+async def test_head_response_has_no_body() -> None:
     async with open_port(echo) as rig:
         wire = await rig.connect()
         await wire.send(ask(b"hidden", method=b"HEAD"), ask(b"shown"))
@@ -178,7 +178,7 @@ async def stream(request: Request, responder: Responder) -> None:
 
 
 @on_both_loops
-async def test_http_1_0_gets_neither_chunks_nor_a_second_turn() -> None:
+async def test_http_1_0_gets_no_chunks_and_no_second_request() -> None:
     for handler, body in ((stream, b"of no known length"), (echo, b"")):
         async with open_port(handler) as rig:
             wire = await rig.connect()
@@ -190,7 +190,7 @@ async def test_http_1_0_gets_neither_chunks_nor_a_second_turn() -> None:
 
 
 @on_both_loops
-async def test_a_stream_has_chunks_and_its_connection_lives_on() -> None:
+async def test_streamed_response_is_chunked_and_connection_stays() -> None:
     async with open_port(stream) as rig:
         wire = await rig.connect()
         for _ in range(2):
@@ -200,7 +200,7 @@ async def test_a_stream_has_chunks_and_its_connection_lives_on() -> None:
 
 
 @on_both_loops
-async def test_connection_close_is_obeyed() -> None:
+async def test_connection_close_is_honoured() -> None:
     async with open_port(echo) as rig:
         wire = await rig.connect()
         await wire.send(ask(b"x", b"connection: close\r\n"))
@@ -209,7 +209,7 @@ async def test_connection_close_is_obeyed() -> None:
 
 
 @on_both_loops
-async def test_a_half_closed_client_still_gets_all_its_answers() -> None:
+async def test_half_closed_client_gets_all_responses() -> None:
     gate = asyncio.Event()
 
     async def gated(request: Request, responder: Responder) -> None:
@@ -228,7 +228,7 @@ async def test_a_half_closed_client_still_gets_all_its_answers() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"a body", b"x" * 100_000])
 @on_both_loops
-async def test_an_offer_to_upgrade_is_overlooked(body: bytes) -> None:
+async def test_upgrade_offer_is_ignored(body: bytes) -> None:
     """Java's own client offers HTTP/2 with its first request, whose body the parser would take for the new protocol."""
     offer = (
         b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAA\r\n"
@@ -248,7 +248,7 @@ async def test_an_offer_to_upgrade_is_overlooked(body: bytes) -> None:
 
 
 @on_both_loops
-async def test_refusals_and_faults_of_the_handler_have_aws_form() -> None:
+async def test_refusals_and_errors_have_aws_form() -> None:
     async def refuses(request: Request, responder: Responder) -> None:
         raise UnknownOperation("there is no such thing")
 
@@ -303,7 +303,7 @@ async def broken_off(request: Request, responder: Responder) -> None:
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 @on_both_loops
-async def test_an_answer_broken_off_never_looks_whole(version: bytes) -> None:
+async def test_aborted_response_never_appears_complete(version: bytes) -> None:
     async with open_port(broken_off) as rig:
         wire = await rig.connect()
         await wire.send(b"GET / HTTP/%b\r\nhost: here\r\n\r\n" % version)
@@ -312,7 +312,7 @@ async def test_an_answer_broken_off_never_looks_whole(version: bytes) -> None:
 
 
 @on_both_loops
-async def test_the_next_answer_is_out_of_reach_for_whoever_gave_the_last() -> None:
+async def test_writer_of_former_response_cannot_write_next() -> None:
     held: list[Responder] = []
 
     async def kept(request: Request, responder: Responder) -> None:
@@ -330,7 +330,7 @@ async def test_the_next_answer_is_out_of_reach_for_whoever_gave_the_last() -> No
 
 
 @on_both_loops
-async def test_an_answer_that_ends_after_its_caller_left_in_the_middle_of_a_request() -> None:
+async def test_response_ending_after_disconnect_within_request_is_harmless() -> None:
     gate = asyncio.Event()
 
     async def late(request: Request, responder: Responder) -> None:

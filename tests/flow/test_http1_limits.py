@@ -38,7 +38,7 @@ def cut(data: bytes, size: int) -> list[bytes]:
 
 @pytest.mark.parametrize("size", [1, 99, HEAD - 1, HEAD, HEAD + 1, 10_000])
 @on_both_loops
-async def test_a_head_has_so_many_bytes_however_it_is_cut(size: int) -> None:
+async def test_head_size_is_limited_however_split(size: int) -> None:
     async with open_port(echo, head_bytes=HEAD) as rig:
         wire = await rig.connect()
         for _ in range(2):
@@ -50,7 +50,7 @@ async def test_a_head_has_so_many_bytes_however_it_is_cut(size: int) -> None:
 
 @pytest.mark.parametrize("bytes_over", [0, 1])
 @on_both_loops
-async def test_a_large_head_at_its_true_limit(bytes_over: int) -> None:
+async def test_default_head_limit_is_exact(bytes_over: int) -> None:
     async with open_port(echo) as rig:
         wire = await rig.connect()
         await wire.send(head_of(64 * 1024 + bytes_over))
@@ -61,7 +61,7 @@ async def test_a_large_head_at_its_true_limit(bytes_over: int) -> None:
 
 
 @on_both_loops
-async def test_a_body_in_the_packet_of_a_full_head_is_no_part_of_it() -> None:
+async def test_body_in_packet_of_full_head_does_not_count_as_head() -> None:
     async with open_port(echo, head_bytes=HEAD) as rig:
         wire = await rig.connect()
         bare = ask(b"x" * 1000)
@@ -83,7 +83,7 @@ async def test_many_small_requests_in_one_packet_are_no_large_head() -> None:
 
 
 @on_both_loops
-async def test_a_head_without_end_is_refused() -> None:
+async def test_endless_head_is_refused() -> None:
     for endless in (b"GET /" + b"a" * HEAD * 2, b"GET / HTTP/1.1\r\n" + b"a" * HEAD * 2, b"\r\n" * HEAD):
         async with open_port(echo, head_bytes=HEAD) as rig:
             wire = await rig.connect()
@@ -97,7 +97,7 @@ def bodies(size: int) -> list[bytes]:
 
 @pytest.mark.parametrize("kind", [0, 1, 2])
 @on_both_loops
-async def test_a_body_has_so_many_bytes_however_it_is_framed(kind: int) -> None:
+async def test_body_size_is_limited_however_framed(kind: int) -> None:
     async with open_port(echo, body_bytes=1000) as rig:
         wire = await rig.connect()
         for size in (1000, 999):
@@ -108,7 +108,7 @@ async def test_a_body_has_so_many_bytes_however_it_is_framed(kind: int) -> None:
 
 
 @on_both_loops
-async def test_a_client_that_sends_on_can_still_read_why_it_was_refused() -> None:
+async def test_sending_client_can_read_refusal() -> None:
     """Closing at once would answer what it sends with a reset, which destroys the answer it has not read yet."""
     async with open_port(echo, body_bytes=1000) as rig:
         wire = await rig.connect()
@@ -117,7 +117,7 @@ async def test_a_client_that_sends_on_can_still_read_why_it_was_refused() -> Non
 
 
 @on_both_loops
-async def test_who_sends_on_for_ever_is_cut() -> None:
+async def test_client_sending_forever_is_closed() -> None:
     async with open_port(echo, body_bytes=10, lingering_seconds=5) as rig:
         wire = await rig.connect()
         await wire.send(ask(b"x" * 11))
@@ -130,7 +130,7 @@ async def test_who_sends_on_for_ever_is_cut() -> None:
 
 
 @on_both_loops
-async def test_trailers_are_counted_until_their_request_is_over() -> None:
+async def test_trailers_count_until_request_is_over() -> None:
     async with open_port(echo, requests_bytes=30_000) as rig:
         wire = await rig.connect()
         await wire.send(b"POST /a HTTP/1.1\r\nhost: here\r\ntransfer-encoding: chunked\r\n\r\n0\r\n")
@@ -144,7 +144,7 @@ async def test_trailers_are_counted_until_their_request_is_over() -> None:
 
 
 @on_both_loops
-async def test_trailers_and_extensions_without_end_are_refused() -> None:
+async def test_endless_trailers_and_extensions_are_refused() -> None:
     framed = chunked(b"x")[:-2]
     for endless in (framed + b"trailer: " + b"y" * 100_000, framed[:-3] + b"1;" + b"y" * 100_000):
         async with open_port(echo, head_bytes=HEAD) as rig:
@@ -158,7 +158,7 @@ def readers(rig: PortHarness) -> list[Http1RequestParser]:
 
 
 @on_both_loops
-async def test_one_connection_has_so_much_of_each_turn() -> None:
+async def test_connection_input_per_turn_is_bounded() -> None:
     """Whatever takes long, such as the smallest of chunks: all others wait for as long."""
     async with open_port(echo) as rig:
         wire = await rig.connect()
@@ -177,7 +177,7 @@ async def test_one_connection_has_so_much_of_each_turn() -> None:
 
 
 @on_both_loops
-async def test_small_pieces_of_a_body_do_not_weigh_more_than_they_hold() -> None:
+async def test_small_body_pieces_use_no_extra_memory() -> None:
     whole = chunked(*[b"xy"] * 10_000)
     async with open_port(echo) as rig:
         wire = await rig.connect()
@@ -194,7 +194,7 @@ def weight(body: int) -> int:
 
 
 @on_both_loops
-async def test_all_requests_share_one_room() -> None:
+async def test_all_requests_share_one_memory_budget() -> None:
     """Those coming in, those that wait and those under way; and it is free again whatever becomes of them."""
     handler = GatedEcho()
     three = 3 * weight(300)
@@ -218,7 +218,7 @@ async def test_all_requests_share_one_room() -> None:
 
 
 @on_both_loops
-async def test_heads_weigh_too_whole_or_not() -> None:
+async def test_heads_count_in_memory_budget() -> None:
     """Many short headers weigh more than their bytes."""
     async with open_port(echo, requests_bytes=40_000) as rig:
         long, many, late = [await rig.connect() for _ in range(3)]
@@ -238,7 +238,7 @@ async def test_heads_weigh_too_whole_or_not() -> None:
 
 
 @on_both_loops
-async def test_what_waits_unread_behind_other_requests_weighs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unread_input_behind_requests_counts_in_memory_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http1, "SLICE_BYTES", 512)
     handler = GatedEcho()
     async with open_port(handler, pipelined=2, requests_bytes=30_000) as rig:
@@ -255,7 +255,7 @@ async def test_what_waits_unread_behind_other_requests_weighs_too(monkeypatch: p
 
 
 @on_both_loops
-async def test_so_many_requests_are_under_way_at_once() -> None:
+async def test_concurrent_requests_are_bounded() -> None:
     handler = GatedEcho()
     async with open_port(handler, requests=2) as rig:
         one, two, three = [await rig.connect() for _ in range(3)]
@@ -271,7 +271,7 @@ async def test_so_many_requests_are_under_way_at_once() -> None:
 
 
 @on_both_loops
-async def test_a_body_in_chunks_is_not_waited_for_if_it_can_only_be_refused() -> None:
+async def test_chunked_body_of_refused_request_is_not_awaited() -> None:
     def no_streams(request: Request) -> Refusal | None:
         return InvalidRequest("no streams") if (request.method, request.target) == (b"POST", b"/a") else None
 
@@ -302,7 +302,7 @@ async def at_the_limit(rig: PortHarness, wire: RawConnection, seconds: float) ->
 
 
 @on_both_loops
-async def test_a_slow_head() -> None:
+async def test_slow_head_is_refused() -> None:
     async with open_port(echo, head_seconds=20) as rig:
         wire = await rig.connect()
         await wire.send(ask()[:20])
@@ -311,7 +311,7 @@ async def test_a_slow_head() -> None:
 
 
 @on_both_loops
-async def test_a_head_that_comes_in_drops_gains_no_time() -> None:
+async def test_dripping_head_gains_no_time() -> None:
     async with open_port(echo, head_seconds=20) as rig:
         wire = await rig.connect()
         for byte in (b"G", b"E", b"T", b" ", b"/"):
@@ -325,7 +325,7 @@ async def test_a_head_that_comes_in_drops_gains_no_time() -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"P", b"PRI * HTTP/2.0\r\n", b"GE", b"\r\n\r\n"])
 @on_both_loops
-async def test_a_connection_that_does_not_even_begin(sent: bytes) -> None:
+async def test_silent_connection_is_closed(sent: bytes) -> None:
     async with open_port(echo, head_seconds=20) as rig:
         wire = await rig.connect()
         await wire.send(sent)
@@ -336,7 +336,7 @@ async def test_a_connection_that_does_not_even_begin(sent: bytes) -> None:
 
 
 @on_both_loops
-async def test_line_ends_before_a_request_are_a_slow_head_too() -> None:
+async def test_blank_lines_count_as_slow_head() -> None:
     async with open_port(echo, head_seconds=20, idle_seconds=75) as rig:
         wire = await rig.connect()
         await wire.send(ask())
@@ -350,7 +350,7 @@ async def test_line_ends_before_a_request_are_a_slow_head_too() -> None:
 
 
 @on_both_loops
-async def test_a_slow_body() -> None:
+async def test_slow_body_is_refused() -> None:
     async with open_port(echo, body_seconds=120, head_seconds=20) as rig:
         wire = await rig.connect()
         await wire.send(ask(b"x" * 300)[:-200])
@@ -363,7 +363,7 @@ async def test_a_slow_body() -> None:
 
 
 @on_both_loops
-async def test_an_idle_connection() -> None:
+async def test_idle_connection_is_closed() -> None:
     async with open_port(echo, idle_seconds=75, head_seconds=20) as rig:
         wire = await rig.connect()
         for _ in range(3):
@@ -378,7 +378,7 @@ async def test_an_idle_connection() -> None:
 
 
 @on_both_loops
-async def test_too_many_connections_are_told_so_and_the_others_are_not_troubled() -> None:
+async def test_connection_above_limit_is_refused_and_others_unaffected() -> None:
     async with open_port(echo, connections=2, surplus_connections=1) as rig:
         first, second = [await rig.connect() for _ in range(2)]
         await eventually(lambda: rig.open_connections == 2)

@@ -32,7 +32,7 @@ async def stream(request: Request, responder: Responder) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 3_000_000])
 @on_both_loops
-async def test_bodies_of_any_size_both_ways(size: int) -> None:
+async def test_bodies_of_any_size_pass_both_ways(size: int) -> None:
     """Also larger than a window, which both sides must count alike from the first byte on."""
     async with open_port(echo) as rig:
         client = await rig.connect_http2()
@@ -42,7 +42,7 @@ async def test_bodies_of_any_size_both_ways(size: int) -> None:
 
 
 @on_both_loops
-async def test_it_says_what_it_takes() -> None:
+async def test_settings_announce_limits() -> None:
     async with open_port(echo, streams=7, head_bytes=12345) as rig:
         client = await rig.connect_http2()
         await client.call()
@@ -52,7 +52,7 @@ async def test_it_says_what_it_takes() -> None:
 
 
 @on_both_loops
-async def test_answers_come_as_they_are_ready() -> None:
+async def test_responses_arrive_as_they_are_ready() -> None:
     gates = {b"/%d" % number: asyncio.Event() for number in range(20)}
 
     async def gated(request: Request, responder: Responder) -> None:
@@ -70,7 +70,7 @@ async def test_answers_come_as_they_are_ready() -> None:
 
 
 @on_both_loops
-async def test_streams_and_head_and_trailers() -> None:
+async def test_streamed_response_head_request_and_trailers() -> None:
     async with open_port(stream) as rig:
         client = await rig.connect_http2()
         heard = await client.call()
@@ -90,14 +90,14 @@ async def test_streams_and_head_and_trailers() -> None:
 
 
 @on_both_loops
-async def test_tiny_windows_and_frames_only_slow_it_down() -> None:
+async def test_tiny_windows_and_frames_only_slow_down() -> None:
     async with open_port(echo) as rig:
         client = await rig.connect_http2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 100})
         assert (await client.call(b"/a", b"x" * 10_000)).body == b"x" * 10_000
 
 
 @on_both_loops
-async def test_a_goodbye_of_the_client_lets_its_calls_end() -> None:
+async def test_goaway_of_client_lets_calls_finish() -> None:
     """Node's client says goodbye as soon as it is asked to close after the calls in flight."""
     handler = GatedEcho()
     async with open_port(handler) as rig:
@@ -115,7 +115,7 @@ async def test_a_goodbye_of_the_client_lets_its_calls_end() -> None:
 # How it refuses.
 
 
-async def test_faults_break_off_one_stream_alone() -> None:
+async def test_failure_resets_one_stream_only() -> None:
     async def fails(request: Request, responder: Responder) -> None:
         if request.target == b"/refused":
             raise UnknownOperation("there is no such thing")
@@ -138,7 +138,7 @@ async def test_faults_break_off_one_stream_alone() -> None:
 
 
 @on_both_loops
-async def test_a_request_that_can_only_be_refused_is_refused_while_it_still_comes() -> None:
+async def test_request_refused_early_is_answered_while_it_arrives() -> None:
     """A client of a stream in both directions says nothing more until it has heard something."""
 
     def no_streams(request: Request) -> Refusal | None:
@@ -163,7 +163,7 @@ async def test_a_request_that_can_only_be_refused_is_refused_while_it_still_come
 
 
 @on_both_loops
-async def test_one_streams_reset_in_the_middle_of_its_answer_leaves_the_others_alone() -> None:
+async def test_reset_stream_mid_response_leaves_others_alone() -> None:
     """The client opens the window and resets the stream in one packet; and resets one that is just refused."""
     async with open_port(echo, body_bytes=1_000_000) as rig:
         client = await rig.connect_http2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 10})
@@ -182,7 +182,7 @@ async def test_one_streams_reset_in_the_middle_of_its_answer_leaves_the_others_a
 
 
 @on_both_loops
-async def test_a_refusal_to_a_stream_that_is_gone_before_another_one_begins_is_no_fault() -> None:
+async def test_refusal_for_stream_already_gone_is_harmless() -> None:
     """In one packet, so that the library has forgotten the first before our code sees it."""
     async with open_port(echo, body_bytes=10) as rig:
         client = await rig.connect_http2()

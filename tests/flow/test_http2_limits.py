@@ -40,7 +40,7 @@ def sized(size: int) -> list[Header]:
 
 
 @on_both_loops
-async def test_a_head_has_so_many_bytes() -> None:
+async def test_head_size_is_limited() -> None:
     async with open_port(echo, head_bytes=1000) as rig:
         client = await rig.connect_http2()
         assert (await client.call(more=sized(1000))).status == 200
@@ -55,7 +55,7 @@ async def test_a_head_has_so_many_bytes() -> None:
 
 
 @on_both_loops
-async def test_a_body_has_so_many_bytes() -> None:
+async def test_body_size_is_limited() -> None:
     async with open_port(echo, body_bytes=100_000) as rig:
         client = await rig.connect_http2()
         assert len((await client.call(body=b"x" * 100_000)).body) == 100_000
@@ -71,7 +71,7 @@ async def test_a_body_has_so_many_bytes() -> None:
 
 
 @on_both_loops
-async def test_who_is_refused_at_his_head_is_heard_until_he_can_hear_why() -> None:
+async def test_refused_client_is_read_until_it_can_see_refusal() -> None:
     """Node abandons a stream that is reset while more than 10 MB wait, and its caller gets no answer."""
 
     def nobody(_: Request) -> Refusal:
@@ -95,7 +95,7 @@ def weight(body: int) -> int:
 
 
 @on_both_loops
-async def test_all_requests_share_one_room() -> None:
+async def test_all_requests_share_one_memory_budget() -> None:
     handler = GatedEcho()
     three = weight(600) + weight(300) + weight(100)
     async with open_port(handler, requests_bytes=three) as rig:
@@ -117,7 +117,7 @@ async def test_all_requests_share_one_room() -> None:
 
 
 @on_both_loops
-async def test_a_body_that_finds_no_room_ends_no_other_call_of_its_connection() -> None:
+async def test_body_without_room_ends_no_other_call_of_connection() -> None:
     handler = GatedEcho()
     async with open_port(handler, requests_bytes=200_000) as rig:
         client = await rig.connect_http2()
@@ -133,7 +133,7 @@ async def test_a_body_that_finds_no_room_ends_no_other_call_of_its_connection() 
 
 
 @on_both_loops
-async def test_heads_weigh_too() -> None:
+async def test_heads_count_in_memory_budget() -> None:
     """The heads of open streams, and one in many frames, the last of which never arrives."""
     async with open_port(echo, requests_bytes=10_000 + 4 * STREAM_BYTES, head_bytes=5000) as rig:
         client = await rig.connect_http2()
@@ -156,7 +156,7 @@ async def test_heads_weigh_too() -> None:
 
 
 @on_both_loops
-async def test_a_head_in_many_frames_has_a_limit_too() -> None:
+async def test_continued_head_is_limited() -> None:
     async with open_port(echo, head_bytes=1000) as rig:
         client = await rig.connect_http2()
         await client.listen()
@@ -167,7 +167,7 @@ async def test_a_head_in_many_frames_has_a_limit_too() -> None:
 
 
 @on_both_loops
-async def test_so_many_requests_are_under_way_at_once() -> None:
+async def test_concurrent_requests_are_bounded() -> None:
     """Over many streams one connection could take every descriptor for calls upstream."""
     handler = GatedEcho()
     async with open_port(handler, requests=2) as rig:
@@ -182,7 +182,7 @@ async def test_so_many_requests_are_under_way_at_once() -> None:
 
 
 @on_both_loops
-async def test_a_slow_body_and_an_idle_connection() -> None:
+async def test_slow_body_and_idle_connection_time_out() -> None:
     async with open_port(echo, body_seconds=120, idle_seconds=75) as rig:
         client = await rig.connect_http2()
         number = client.open(ends=False)
@@ -201,7 +201,7 @@ async def test_a_slow_body_and_an_idle_connection() -> None:
 
 
 @on_both_loops
-async def test_half_a_frame_is_no_sign_of_life() -> None:
+async def test_partial_frame_does_not_keep_connection_alive() -> None:
     async with open_port(echo, idle_seconds=75) as rig:
         client = await rig.connect_http2()
         await client.call()
@@ -214,7 +214,7 @@ async def test_half_a_frame_is_no_sign_of_life() -> None:
 
 
 @on_both_loops
-async def test_too_many_streams() -> None:
+async def test_streams_are_bounded() -> None:
     handler = GatedEcho()
     async with open_port(handler, streams=5) as rig:
         client = await rig.connect_http2()
@@ -234,7 +234,7 @@ async def test_too_many_streams() -> None:
 
 
 @on_both_loops
-async def test_too_many_connections() -> None:
+async def test_connections_are_bounded() -> None:
     async with open_port(echo, connections=1, surplus_connections=1) as rig:
         first = await rig.connect_http2()
         await first.call()
@@ -257,7 +257,7 @@ async def calmed(rig: PortHarness, client: Http2TestClient, left: int = 0) -> No
 
 
 @on_both_loops
-async def test_rapid_resets() -> None:
+async def test_rapid_resets_close_connection() -> None:
     handler = GatedEcho()
     async with open_port(handler, stream_resets=10, window_seconds=10) as rig:
         client = await rig.connect_http2()
@@ -297,7 +297,7 @@ FLOODS: dict[str, Callable[[int, int], Frame]] = {
 
 @pytest.mark.parametrize("kind", FLOODS)
 @on_both_loops
-async def test_floods(kind: str) -> None:
+async def test_frame_floods_close_connection(kind: str) -> None:
     async with open_port(echo, control_frames=50, window_seconds=10) as rig:
         client = await rig.connect_http2()
         number, gone = client.open(ends=False), client.open(ends=False)
@@ -314,7 +314,7 @@ async def test_floods(kind: str) -> None:
 
 
 @on_both_loops
-async def test_a_flood_ends_in_the_middle_of_what_came(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_flood_is_detected_within_received_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of one read is parsed before any event is handled, and no other connection is served in between."""
     taken: list[Frame] = []
     receive = H2Connection._receive_frame
@@ -346,7 +346,7 @@ def _opened_and_reset(client: Http2TestClient) -> bytes:
 
 
 @on_both_loops
-async def test_a_body_in_small_parts_is_no_flood_if_it_has_enough_of_them() -> None:
+async def test_body_in_small_frames_is_no_flood_if_large_enough() -> None:
     async with open_port(echo, control_frames=5) as rig:
         client = await rig.connect_http2()
         number = client.open(ends=False)
@@ -357,7 +357,7 @@ async def test_a_body_in_small_parts_is_no_flood_if_it_has_enough_of_them() -> N
 
 
 @on_both_loops
-async def test_one_connection_has_so_much_of_each_turn() -> None:
+async def test_connection_input_per_turn_is_bounded() -> None:
     async with open_port(echo) as rig:
         client = await rig.connect_http2()
         number = client.open(ends=False)
@@ -373,7 +373,7 @@ async def test_one_connection_has_so_much_of_each_turn() -> None:
 
 
 @on_both_loops
-async def test_window_updates_that_there_is_reason_for_are_no_flood() -> None:
+async def test_justified_window_updates_are_no_flood() -> None:
     async with open_port(echo, control_frames=5) as rig:
         reading = await rig.connect_http2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 100})
         for _ in range(3):
@@ -388,7 +388,7 @@ async def test_window_updates_that_there_is_reason_for_are_no_flood() -> None:
 
 
 @on_both_loops
-async def test_many_window_updates_at_once_are_one_reason_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_window_updates_cause_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
     """And none for streams that have nothing to say."""
     pumped: list[int] = []
     pump = Http2Stream.pump
@@ -413,7 +413,7 @@ async def test_many_window_updates_at_once_are_one_reason_to_write(monkeypatch: 
 
 
 @on_both_loops
-async def test_a_clients_table_is_no_reason_for_ours_to_grow() -> None:
+async def test_header_table_of_client_does_not_grow_ours() -> None:
     """The library looks for each header in it from its beginning to its end."""
     async with open_port(echo) as rig:
         client = await rig.connect_http2(settings={SettingCodes.HEADER_TABLE_SIZE: 2**32 - 1})
@@ -425,7 +425,7 @@ async def test_a_clients_table_is_no_reason_for_ours_to_grow() -> None:
 
 
 @on_both_loops
-async def test_answers_to_pings_that_nobody_reads() -> None:
+async def test_unread_ping_answers_close_connection() -> None:
     async with open_port(echo, control_frames=10**9, control_backlog_bytes=100_000) as rig:
         client = await rig.connect_http2(receive_buffer=4096)
         with pytest.raises(ConnectionError):  # noqa: PT012 - which of the sends it is does not matter

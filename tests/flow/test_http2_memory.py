@@ -59,7 +59,7 @@ async def test_partial_frame_is_counted_while_it_waits_for_its_rest() -> None:
 
 
 @on_both_loops
-async def test_refused_streams_whose_client_opens_no_window_stay_within_the_room() -> None:
+async def test_refused_streams_with_closed_window_stay_within_memory_budget() -> None:
     """Their answers wait for a window that never opens. Each costs memory, and opening one needs no token."""
 
     def nobody(_: Request) -> Refusal:
@@ -79,7 +79,7 @@ async def test_refused_streams_whose_client_opens_no_window_stay_within_the_room
 
 
 @on_both_loops
-async def test_stream_reset_for_want_of_room_gives_back_its_head() -> None:
+async def test_stream_reset_for_lack_of_memory_releases_its_head() -> None:
     """The refusal of a long body waits until most of it has come, so the stream is reset before it was refused."""
 
     def nobody(_: Request) -> Refusal:
@@ -99,7 +99,7 @@ async def test_stream_reset_for_want_of_room_gives_back_its_head() -> None:
 
 
 @on_both_loops
-async def test_streams_of_the_past_are_remembered_up_to_a_bound() -> None:
+async def test_remembered_closed_streams_are_bounded() -> None:
     async with open_port(echo) as rig:
         client = await rig.connect_http2()
         for _ in range(15):

@@ -59,7 +59,7 @@ def last_cost(own: ProfileHarness, input: Any = 2, output: Any = 7) -> int:
 WEB = Scope(ORG, APP).key
 
 
-async def test_it_is_served_by_its_name_and_by_its_arn(own: ProfileHarness) -> None:
+async def test_profile_is_served_by_name_and_arn(own: ProfileHarness) -> None:
     await own.make_profile()
     cost = 0
     for number, asked in enumerate(["fast", ARN]):
@@ -76,7 +76,7 @@ async def test_it_is_served_by_its_name_and_by_its_arn(own: ProfileHarness) -> N
 
 
 @pytest.mark.parametrize("operation", ["converse_stream", "invoke_model", "invoke_model_with_response_stream"])
-async def test_answers_are_read_in_the_format_of_the_profile(own: ProfileHarness, operation: str) -> None:
+async def test_profile_responses_are_read_in_its_format(own: ProfileHarness, operation: str) -> None:
     await own.make_profile(format="anthropic", prices_usd_per_1m=CLAUDE_PRICES)
     body: dict[str, Any] = TURN if operation == "converse_stream" else {"body": json.dumps(CLAUDE_BODY)}
     told = await own.ask("fast", operation, **body)
@@ -85,7 +85,7 @@ async def test_answers_are_read_in_the_format_of_the_profile(own: ProfileHarness
     assert (counts.pico, counts.estimated_requests) == (last_cost(own), 0)
 
 
-async def test_it_is_named_in_bodies_too(own: ProfileHarness) -> None:
+async def test_profile_is_named_in_bodies(own: ProfileHarness) -> None:
     await own.make_profile(inference_profile_arn=ARN, format="openai")
     headers = {"authorization": f"Bearer {own.port.token}"}
     url = own.port.url + CHAT_PATH
@@ -99,7 +99,7 @@ async def test_it_is_named_in_bodies_too(own: ProfileHarness) -> None:
             assert (answer.status, "have no price here" in await answer.text()) == (400, True)
 
 
-async def test_counting_tokens_is_free_and_goes_to_the_profile(own: ProfileHarness) -> None:
+async def test_token_counting_of_profile_is_free(own: ProfileHarness) -> None:
     await own.make_profile()
     told = await own.ask("fast", "count_tokens", input={"converse": TURN})
     assert told["x-price-keeper-label"] == "fast"
@@ -107,7 +107,7 @@ async def test_counting_tokens_is_free_and_goes_to_the_profile(own: ProfileHarne
     assert spent(own) == {}
 
 
-async def test_nobody_else_knows_it(own: ProfileHarness) -> None:
+async def test_profile_is_unknown_to_other_apps(own: ProfileHarness) -> None:
     await own.make_profile()
     for app in ("other", None):
         for asked in ("fast", ARN):
@@ -118,7 +118,7 @@ async def test_nobody_else_knows_it(own: ProfileHarness) -> None:
     assert list(own.port.bedrock.ledger) == []
 
 
-async def test_a_label_of_the_configuration_goes_first(own: ProfileHarness) -> None:
+async def test_configured_label_wins_over_profile(own: ProfileHarness) -> None:
     """The configuration may have gained it after the profile was made."""
     status, _ = await own.ask_as_admin("POST", f"/apps/{APP}/inference-profiles", profile("premium"))
     assert status == 409
@@ -133,7 +133,7 @@ async def test_a_label_of_the_configuration_goes_first(own: ProfileHarness) -> N
     assert (await own.ask("mine", **TURN))["x-price-keeper-model"] == OTHER_ARN
 
 
-async def test_a_model_that_a_label_stands_for_stays_that_labels(tmp_path: Path) -> None:
+async def test_configured_model_keeps_its_label(tmp_path: Path) -> None:
     premium = Config.development().labels["premium"]
     async with open_profile_harness(tmp_path, labels={"premium": replace(premium, model=ARN)}) as own:
         await own.put_org_without_budget()
@@ -151,7 +151,7 @@ def profile(label: str, **changes: Any) -> dict[str, Any]:
 # When what is new holds.
 
 
-async def test_what_is_new_holds_within_a_minute_and_not_before_it_is_read(own: ProfileHarness) -> None:
+async def test_new_profile_applies_within_a_minute(own: ProfileHarness) -> None:
     with pytest.raises(ClientError):
         await own.ask(**TURN)
     await own.make_profile()
@@ -172,14 +172,14 @@ async def test_what_is_new_holds_within_a_minute_and_not_before_it_is_read(own: 
     assert spent(own)[WEB, "fast"].pico - before == last_cost(own, 5, 11)
 
 
-async def test_what_this_process_made_holds_at_once(own: ProfileHarness) -> None:
+async def test_profile_created_by_same_process_applies_at_once(own: ProfileHarness) -> None:
     with pytest.raises(ClientError):
         await own.ask(**TURN)
     await own.make_profile()
     await own.ask(**TURN)
 
 
-async def test_a_call_under_way_is_paid_at_the_price_it_began_with(own: ProfileHarness) -> None:
+async def test_call_in_flight_keeps_its_price(own: ProfileHarness) -> None:
     await own.make_profile()
     await own.ask(**TURN)
     before, calls = spent(own)[WEB, "fast"].pico, len(own.port.bedrock.ledger)
@@ -197,7 +197,7 @@ async def test_a_call_under_way_is_paid_at_the_price_it_began_with(own: ProfileH
     assert spent(own)[WEB, "fast"].pico - before == dear_cost + old
 
 
-async def test_a_warm_call_asks_nobody(own: ProfileHarness) -> None:
+async def test_warm_call_reads_nothing_from_store(own: ProfileHarness) -> None:
     await own.make_profile()
     await own.ask(**TURN)
     own.store.calls.clear()
@@ -206,7 +206,7 @@ async def test_a_warm_call_asks_nobody(own: ProfileHarness) -> None:
     assert {"get", "get_many", "query"}.isdisjoint(own.store.calls)
 
 
-async def test_names_that_nobody_knows_are_looked_up_once_a_minute(own: ProfileHarness) -> None:
+async def test_unknown_names_are_looked_up_once_a_minute(own: ProfileHarness) -> None:
     for minute in range(3):
         own.store.calls.clear()
         for number in range(10):
@@ -217,7 +217,7 @@ async def test_names_that_nobody_knows_are_looked_up_once_a_minute(own: ProfileH
         own.clock.ahead += 60
 
 
-async def test_while_the_store_is_away_what_was_known_holds(own: ProfileHarness) -> None:
+async def test_store_outage_keeps_known_profiles(own: ProfileHarness) -> None:
     await own.make_profile()
     await own.ask(**TURN)
     own.store.is_away = True
@@ -241,7 +241,7 @@ def _is_away(own: ProfileHarness) -> bool:
     return own.port.budget_registry.app_labels.last_read(Scope(ORG, "other")) is None
 
 
-async def test_what_cannot_be_used_serves_nobody(own: ProfileHarness, caplog: pytest.LogCaptureFixture) -> None:
+async def test_malformed_profile_serves_nobody(own: ProfileHarness, caplog: pytest.LogCaptureFixture) -> None:
     for label, changes in {
         "a": {"prices_usd_per_1m": {"input": 1}},
         "b": {"prices_usd_per_1m": {"input": -1, "output": 1}},
@@ -271,7 +271,7 @@ async def of_each_app(own: ProfileHarness) -> None:
     await own.put_org(quota_scope="APP", **budget(premium=100, economy=100))
 
 
-async def test_it_is_fallen_back_from_and_to(own: ProfileHarness) -> None:
+async def test_fallback_works_from_and_to_profile(own: ProfileHarness) -> None:
     await of_each_app(own)
     await own.make_profile()
     await own.put_app(**budget(premium=0, fast=0.00001, economy=100))
@@ -283,7 +283,7 @@ async def test_it_is_fallen_back_from_and_to(own: ProfileHarness) -> None:
     assert spent(own)[WEB, "economy"].pico > 0
 
 
-async def test_a_body_only_goes_to_its_own_format(own: ProfileHarness) -> None:
+async def test_model_specific_body_goes_only_to_its_format(own: ProfileHarness) -> None:
     await of_each_app(own)
     for app, format in ((APP, "anthropic"), ("other", "nova")):
         await own.make_profile(app=app, format=format, prices_usd_per_1m=CLAUDE_PRICES)
@@ -296,7 +296,7 @@ async def test_a_body_only_goes_to_its_own_format(own: ProfileHarness) -> None:
     assert (await own.ask("premium", app="other", **TURN))["x-price-keeper-label"] == "fast"
 
 
-async def test_no_budget_is_passed_by(own: ProfileHarness) -> None:
+async def test_profile_outside_chain_bypasses_no_budget(own: ProfileHarness) -> None:
     """The app goes by its org's chain, which says nothing of it."""
     await of_each_app(own)
     await own.make_profile()
@@ -309,7 +309,7 @@ async def test_no_budget_is_passed_by(own: ProfileHarness) -> None:
 
 
 @pytest.mark.parametrize("has_chain", [True, False])
-async def test_where_apps_share_a_budget(own: ProfileHarness, has_chain: bool) -> None:
+async def test_shared_budget_with_profiles(own: ProfileHarness, has_chain: bool) -> None:
     if has_chain:
         await own.put_org(quota_scope="ORG", **budget(premium=100))
     else:
@@ -336,7 +336,7 @@ async def test_where_apps_share_a_budget(own: ProfileHarness, has_chain: bool) -
     assert (status, "all apps share one budget" in told["details"][0]["message"]) == (400, True)
 
 
-async def test_a_shared_chain_that_names_one_by_hand_never_leads_to_an_apps(own: ProfileHarness) -> None:
+async def test_shared_chain_naming_profile_never_leads_to_it(own: ProfileHarness) -> None:
     shared = {"quota_scope": "ORG", **budget(premium=0, fast=100)}
     await own.store._store.put(Put(schema.org_config_key(ORG), {"org_name": "Acme", **shared}))
     await own.make_profile()
@@ -347,7 +347,7 @@ async def test_a_shared_chain_that_names_one_by_hand_never_leads_to_an_apps(own:
         assert (await own.ask(**TURN))["x-price-keeper-quota-pct"] == "0"  # of the quota of that name
 
 
-async def test_a_format_that_a_call_has_read_holds_for_all_of_the_app(own: ProfileHarness) -> None:
+async def test_format_read_by_call_applies_to_whole_app(own: ProfileHarness) -> None:
     await of_each_app(own)
     await own.make_profile()
     await own.put_app(**budget(premium=0, fast=100))
@@ -359,7 +359,7 @@ async def test_a_format_that_a_call_has_read_holds_for_all_of_the_app(own: Profi
     assert told["x-price-keeper-label"] == "fast"
 
 
-async def test_on_the_next_day_without_a_store_they_are_still_known(own: ProfileHarness) -> None:
+async def test_store_outage_on_next_day_keeps_profiles(own: ProfileHarness) -> None:
     await of_each_app(own)
     await own.make_profile()
     await own.put_app(**budget(premium=0, fast=100))
@@ -369,7 +369,7 @@ async def test_on_the_next_day_without_a_store_they_are_still_known(own: Profile
     assert (await own.ask("premium", **TURN))["x-price-keeper-label"] == "fast"
 
 
-async def test_a_price_that_a_fallback_pays_is_no_older_than_a_minute(own: ProfileHarness) -> None:
+async def test_fallback_price_is_at_most_a_minute_old(own: ProfileHarness) -> None:
     await of_each_app(own)
     await own.make_profile()
     await own.put_app(**budget(premium=0, fast=100))
@@ -385,7 +385,7 @@ async def test_a_price_that_a_fallback_pays_is_no_older_than_a_minute(own: Profi
 # Over the control API.
 
 
-async def test_usage_that_is_told_is_priced_by_it(own: ProfileHarness) -> None:
+async def test_submitted_usage_is_priced_by_profile(own: ProfileHarness) -> None:
     usage = {"request_id": "one", "label": "fast", "input_tokens": 1000, "output_tokens": 100}
     status, told = await own.ask_as_admin("POST", f"/apps/{APP}/usage", usage)
     assert (status, told["details"][0]["path"]) == (400, "label")
@@ -400,7 +400,7 @@ async def test_usage_that_is_told_is_priced_by_it(own: ProfileHarness) -> None:
     assert status == 400
 
 
-async def test_usage_that_cannot_be_priced_yet_is_to_be_told_again(own: ProfileHarness) -> None:
+async def test_submitted_usage_without_known_price_is_to_be_retried(own: ProfileHarness) -> None:
     await own.make_profile()
 
     async def is_away(verb: str) -> None:
@@ -419,7 +419,7 @@ async def test_usage_that_cannot_be_priced_yet_is_to_be_told_again(own: ProfileH
     assert (status, told["cost_usd_micros"]) == (201, "2700")
 
 
-async def test_model_selection_names_and_resolves_it(own: ProfileHarness) -> None:
+async def test_model_selection_names_and_resolves_profile(own: ProfileHarness) -> None:
     await own.make_profile()
     for app, names in ((APP, {"fast": "fast"}), ("other", {})):
         _, told = await own.ask_as_admin("GET", f"/apps/{app}/model-selection?force_check=true")
@@ -432,7 +432,7 @@ async def test_model_selection_names_and_resolves_it(own: ProfileHarness) -> Non
     assert [(each["label"], each["served_by"]) for each in told["labels"]] == [("premium", "fast"), ("fast", "fast")]
 
 
-async def test_model_selection_where_apps_share_a_budget(own: ProfileHarness) -> None:
+async def test_model_selection_with_shared_budget(own: ProfileHarness) -> None:
     await own.store._store.put(Put(schema.org_config_key(ORG), {"org_name": "Acme", "quota_scope": "ORG"}))
     await own.make_profile()
     for path, is_named in ((f"/apps/{APP}", True), ("/apps/other", False), ("", False)):

@@ -89,7 +89,7 @@ def of_tokens(port: DataPort) -> tuple[UsageCounts, dict[str, int]]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_units_that_a_trace_tells_are_paid_with_the_tokens(port: DataPort, form: str) -> None:
+async def test_traced_guardrail_units_are_charged_with_tokens(port: DataPort, form: str) -> None:
     await ask(port, form, is_traced=True)
     tokens, units = of_tokens(port)
     charged = sum(count for name, count in units.items() if name not in UNBILLED_GUARDRAIL_COUNTS)
@@ -100,7 +100,7 @@ async def test_units_that_a_trace_tells_are_paid_with_the_tokens(port: DataPort,
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_without_a_trace_units_are_estimated_and_tokens_are_exact(port: DataPort, form: str) -> None:
+async def test_missing_trace_estimates_units_and_keeps_exact_tokens(port: DataPort, form: str) -> None:
     await ask(port, form, is_traced=False)
     tokens, units = of_tokens(port)
     found = recorded(port)
@@ -120,7 +120,7 @@ def _receipt(port: DataPort) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_without_prices_nothing_is_sent(tmp_path: Path, form: str) -> None:
+async def test_missing_guardrail_prices_refuse_call(tmp_path: Path, form: str) -> None:
     async with data_port(tmp_path, labels=_labels()) as port:
         if form.startswith("chat"):
             assert await chat(port, stream=form == "chat stream") == 400
@@ -130,7 +130,7 @@ async def test_without_prices_nothing_is_sent(tmp_path: Path, form: str) -> None
         assert (len(port.bedrock.ledger), port.recording.flusher.journal.open_calls) == (0, 0)
 
 
-async def test_no_spelling_of_the_key_evades_its_price(tmp_path: Path) -> None:
+async def test_escaped_guardrail_key_is_charged(tmp_path: Path) -> None:
     body = json.dumps({"messages": QUESTION, "guardrailConfig": NAMED}).replace(
         '"guardrailC', '"\\u0067uardrail\\u0043'
     )
@@ -142,7 +142,7 @@ async def test_no_spelling_of_the_key_evades_its_price(tmp_path: Path) -> None:
         assert len(port.bedrock.ledger) == 0
 
 
-async def test_an_answer_that_never_came_is_taken_for_the_units_of_its_intent(port: DataPort) -> None:
+async def test_lost_response_costs_units_of_intent(port: DataPort) -> None:
     client = port.client(x_simulate_fault="reset")
     with pytest.raises(Exception, match=r"."):
         await call(client, "converse", modelId="premium", messages=QUESTION, guardrailConfig=NAMED)
@@ -154,7 +154,7 @@ async def test_an_answer_that_never_came_is_taken_for_the_units_of_its_intent(po
 
 
 @pytest.mark.parametrize("form", ["converse_stream", "invoke_model_with_response_stream"])
-async def test_a_stream_that_is_cut_is_estimated_with_its_units(port: DataPort, form: str) -> None:
+async def test_cut_stream_is_estimated_with_units(port: DataPort, form: str) -> None:
     client = port.client(x_simulate_fault="cut", x_simulate_after_frames="3")
     named = {"guardrailConfig": NAMED, "messages": QUESTION} if form == "converse_stream" else {"body": CLAUDE, **NAMED}
     with pytest.raises(Exception, match=r"."):
@@ -164,7 +164,7 @@ async def test_a_stream_that_is_cut_is_estimated_with_its_units(port: DataPort, 
     assert found.guardrail_units >= 4 * found.requests
 
 
-async def test_a_call_without_a_guardrail_pays_for_none(port: DataPort) -> None:
+async def test_call_without_guardrail_has_no_units(port: DataPort) -> None:
     text = [{"role": "user", "content": [{"text": 'of "guardrailConfig" only the name'}]}]
     await call(port.client(), "converse", modelId="premium", messages=text)
     assert recorded(port) == of_tokens(port)[0]

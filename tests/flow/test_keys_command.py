@@ -49,7 +49,7 @@ def loaded(folder: Path, *blocks: str) -> TokenService:
 
 
 @pytest.mark.parametrize("alg", list(FILES))
-def test_what_is_printed_can_be_pasted_and_works(tmp_path: Path, alg: str) -> None:
+def test_printed_key_configuration_works_when_pasted(tmp_path: Path, alg: str) -> None:
     told = new(tmp_path, "--alg", alg, "--kid", "k2", "--out", "keys").stdout
     assert sorted(os.listdir(tmp_path / "keys")) == FILES[alg]
     blocks = pasted(told)
@@ -65,7 +65,7 @@ def test_what_is_printed_can_be_pasted_and_works(tmp_path: Path, alg: str) -> No
 
 
 @pytest.mark.parametrize("alg", list(FILES))
-def test_what_is_private_is_its_owners_alone_and_not_printed(tmp_path: Path, alg: str) -> None:
+def test_private_key_is_private_and_not_printed(tmp_path: Path, alg: str) -> None:
     told = new(tmp_path, "--alg", alg, "--kid", "k2", "--out", "keys")
     private, *public = (tmp_path / "keys" / name for name in FILES[alg])
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
@@ -76,7 +76,7 @@ def test_what_is_private_is_its_owners_alone_and_not_printed(tmp_path: Path, alg
         assert each.read_text().startswith("-----BEGIN PUBLIC KEY-----")
 
 
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
+def test_existing_key_is_not_overwritten(tmp_path: Path) -> None:
     new(tmp_path, "--kid", "k2", "--out", "keys")
     before = {each: each.read_bytes() for each in (tmp_path / "keys").iterdir()}
     told = new(tmp_path, "--kid", "k2", "--out", "keys", "--alg", "RS256", code=1)
@@ -85,37 +85,37 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("there", ["k2.pub.pem", "k2.pem"])
-def test_both_halves_or_none(tmp_path: Path, there: str) -> None:
+def test_both_key_halves_are_written_or_none(tmp_path: Path, there: str) -> None:
     (tmp_path / there).write_text("somebody's")
     assert f"{there} is there already" in new(tmp_path, "--kid", "k2", "--out", ".", code=1).stderr
     assert os.listdir(tmp_path) == [there]
     assert (tmp_path / there).read_text() == "somebody's"
 
 
-def test_a_link_is_not_followed(tmp_path: Path) -> None:
+def test_symbolic_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "k2.pem").symlink_to(tmp_path / "elsewhere")
     assert "is there already" in new(tmp_path, "--kid", "k2", "--out", ".", code=1).stderr
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
+def test_folder_that_is_a_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("in the way")
     assert "cannot write" in new(tmp_path, "--kid", "k2", "--out", "keys", code=1).stderr
 
 
 @pytest.mark.parametrize("kid", ["", "../k2", "a/b", ".hidden", "..", "a b", "a\n", "é", "x" * 101])
-def test_a_name_is_good_for_a_file(tmp_path: Path, kid: str) -> None:
+def test_key_id_must_be_a_file_name(tmp_path: Path, kid: str) -> None:
     assert "--kid" in new(tmp_path, f"--kid={kid}", "--out", "keys", code=2).stderr
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("arguments", [(), ("--kid", "k2"), ("--out", "."), ("--kid", "k", "--out", ".", "--alg", "x")])
-def test_what_is_missing_is_told(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_missing_option_is_reported(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     assert "usage" in new(tmp_path, *arguments, code=2).stderr
 
 
 @pytest.mark.parametrize("kid", ["007", "1e3", "yes", "null", "k1"])
-def test_names_and_folders_that_yaml_would_misread(tmp_path: Path, kid: str) -> None:
+def test_key_ids_and_folders_are_quoted_for_yaml(tmp_path: Path, kid: str) -> None:
     folder = tmp_path / "my: keys #1"
     blocks = pasted(new(tmp_path, "--kid", kid, "--out", str(folder)).stdout)
     (tmp_path / "config.yaml").write_text(blocks[0] + REST)
@@ -123,7 +123,7 @@ def test_names_and_folders_that_yaml_would_misread(tmp_path: Path, kid: str) -> 
     assert (key.kid, key.private_key_file) == (kid, str(folder / f"{kid}.pem"))
 
 
-def test_one_key_takes_the_place_of_another_as_it_is_told(tmp_path: Path) -> None:
+def test_documented_key_rotation_refuses_no_token(tmp_path: Path) -> None:
     """At no step does a process refuse a token that another mints at that step or minted before it."""
     old, new_one = (pasted(new(tmp_path, "--kid", kid, "--out", "keys").stdout) for kid in ("k1", "k2"))
     steps: list[Any] = [[old], [old, new_one], [new_one, old], [new_one]]
@@ -139,7 +139,7 @@ def test_one_key_takes_the_place_of_another_as_it_is_told(tmp_path: Path) -> Non
     assert sidecars[2].verify_caller(first).app == "web"
 
 
-def test_it_tells_how_to_rotate(tmp_path: Path) -> None:
+def test_rotation_steps_are_printed_in_order(tmp_path: Path) -> None:
     told = new(tmp_path, "--kid", "k2", "--out", "keys").stdout
     steps = [told.index(words) for words in ("second of auth.keys", "move it to the first", "7 days by default")]
     assert steps == sorted(steps)

@@ -61,7 +61,7 @@ async def calls_to(bedrock: SlowBedrock, folder: Path, *, is_tls: bool) -> Async
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
 @on_both_loops
-async def test_body_waits_for_bedrock_without_a_copy_in_the_transport(tmp_path: Path, is_tls: bool) -> None:
+async def test_body_waiting_for_bedrock_is_not_copied(tmp_path: Path, is_tls: bool) -> None:
     bedrock = SlowBedrock()
     async with calls_to(bedrock, tmp_path, is_tls=is_tls) as through, open_forwarding_port(through) as rig:
         wire, call = await rig.connect(), ask(BODY)
@@ -82,7 +82,7 @@ async def test_body_waits_for_bedrock_without_a_copy_in_the_transport(tmp_path: 
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
 @on_both_loops
-async def test_bedrock_that_leaves_in_the_middle_of_a_body_ends_its_call(tmp_path: Path, is_tls: bool) -> None:
+async def test_bedrock_closing_mid_body_ends_call(tmp_path: Path, is_tls: bool) -> None:
     bedrock = SlowBedrock(reads=SIZE // 4)
     async with calls_to(bedrock, tmp_path, is_tls=is_tls) as through, open_forwarding_port(through) as rig:
         wire = await rig.connect()

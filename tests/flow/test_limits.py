@@ -52,7 +52,7 @@ async def bucket(port: DataPort, scope: Scope) -> Item:
     return item
 
 
-async def test_so_many_requests_a_minute_and_no_more(tmp_path: Path) -> None:
+async def test_requests_per_minute_are_limited(tmp_path: Path) -> None:
     async with limited(tmp_path, app={"rpm": 6, "mode": "exact"}) as port:
         assert await statuses(port, 7) == [200] * 6 + [429]
         refused = await ask(port)
@@ -63,7 +63,7 @@ async def test_so_many_requests_a_minute_and_no_more(tmp_path: Path) -> None:
         assert len(port.bedrock.ledger) == 6  # what is refused goes nowhere
 
 
-async def test_after_the_wait_that_is_told_it_goes_on(tmp_path: Path) -> None:
+async def test_calls_succeed_after_stated_wait(tmp_path: Path) -> None:
     clock = ShiftedClock()
     async with data_port(tmp_path, clock=clock) as port:
         await set_limits(port, {"rpm": 6, "mode": "exact"}, None)
@@ -76,7 +76,7 @@ async def test_after_the_wait_that_is_told_it_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["exact", "lease"])
-async def test_tokens_are_counted_as_they_really_were(tmp_path: Path, mode: str) -> None:
+async def test_tokens_per_minute_count_actual_usage(tmp_path: Path, mode: str) -> None:
     async with limited(tmp_path, app={"tpm": 100_000, "mode": mode}) as port:
         answers = [await ask(port) for _ in range(5)]
         used = sum(answer.body["usage"]["totalTokens"] for answer in answers)
@@ -87,7 +87,7 @@ async def test_tokens_are_counted_as_they_really_were(tmp_path: Path, mode: str)
         assert state.limits["tpm"].tokens == (100_000 - used) * 1000
 
 
-async def test_app_and_org_are_admitted_together_or_not_at_all(tmp_path: Path) -> None:
+async def test_app_and_org_limits_apply_together_or_not_at_all(tmp_path: Path) -> None:
     exact: dict[str, Value] = {"rpm": 100, "mode": "exact"}
     async with limited(tmp_path, app=exact, org={"rpm": 3, "mode": "exact"}) as port:
         assert await statuses(port, 5) == [200] * 3 + [429] * 2
@@ -95,7 +95,7 @@ async def test_app_and_org_are_admitted_together_or_not_at_all(tmp_path: Path) -
             assert parse_stored_bucket(await bucket(port, scope)).limits["rpm"].consumed == 3000
 
 
-async def test_whatever_a_call_is_taken_for_it_comes_in_when_half_is_there(tmp_path: Path) -> None:
+async def test_call_above_remaining_tokens_is_admitted_at_half_full_bucket(tmp_path: Path) -> None:
     """Such as one with an image, whose bytes say little; its actual usage is counted."""
     async with limited(tmp_path, app={"tpm": 1000, "mode": "exact"}) as port:
         large = {"messages": [{"role": "user", "content": [{"text": "x" * 40_000}]}]}
@@ -122,7 +122,7 @@ class Slow:
         return await self._store.get_many(*arguments, **named)
 
 
-async def test_while_limits_are_read_for_the_first_time_nobody_passes_them_by(tmp_path: Path) -> None:
+async def test_first_read_of_limits_lets_nobody_bypass_them(tmp_path: Path) -> None:
     stores: list[Slow] = []
 
     def wrapped(store: Any) -> Any:
@@ -139,7 +139,7 @@ async def test_while_limits_are_read_for_the_first_time_nobody_passes_them_by(tm
         assert answered.count(200) == 2
 
 
-async def test_answers_tell_the_limits_and_what_is_left(tmp_path: Path) -> None:
+async def test_responses_state_limits_and_remaining(tmp_path: Path) -> None:
     async with limited(tmp_path, app={"rpm": 600, "tpm": 500_000}, org={"rpm": 400}) as port:
         told = (await ask(port)).headers
         assert (told["x-ratelimit-limit-requests"], told["x-ratelimit-limit-tokens"]) == ("400", "500000")
@@ -147,13 +147,13 @@ async def test_answers_tell_the_limits_and_what_is_left(tmp_path: Path) -> None:
         assert 490_000 <= int(told["x-ratelimit-remaining-tokens"]) < 500_000
 
 
-async def test_without_limits_nothing_is_told_nor_written(tmp_path: Path) -> None:
+async def test_missing_limits_add_no_headers_and_write_nothing(tmp_path: Path) -> None:
     async with limited(tmp_path) as port:
         assert not [name for name in (await ask(port)).headers if "ratelimit" in name]
         assert await port.store.get(schema.rate_bucket_key(OF_APP, "RATE")) is None
 
 
-async def test_what_is_refused_by_the_budget_is_given_back(tmp_path: Path) -> None:
+async def test_call_refused_by_budget_returns_its_tokens(tmp_path: Path) -> None:
     async with limited(tmp_path, app={"rpm": 2, "mode": "exact"}) as port:
         key = schema.app_config_key(ORG, APP)
         await port.store.put(
@@ -162,14 +162,14 @@ async def test_what_is_refused_by_the_budget_is_given_back(tmp_path: Path) -> No
         assert {(await ask(port)).status for _ in range(4)} == {400}
 
 
-async def test_what_costs_nothing_is_a_request_all_the_same(tmp_path: Path) -> None:
+async def test_free_call_counts_as_request(tmp_path: Path) -> None:
     async with limited(tmp_path, app={"rpm": 2, "tpm": 1000, "mode": "exact"}) as port:
         counted = [await ask(port, "/model/premium/count-tokens", input={"converse": TURN}) for _ in range(3)]
         assert counted[-1].status == 429
         assert parse_stored_bucket(await bucket(port, OF_APP)).limits["tpm"].consumed == 0
 
 
-async def test_other_limits_take_effect_within_a_minute(tmp_path: Path) -> None:
+async def test_changed_limits_apply_within_a_minute(tmp_path: Path) -> None:
     clock = ShiftedClock()
     async with data_port(tmp_path, clock=clock) as port:
         await set_limits(port, {"rpm": 1, "mode": "exact"}, None)
@@ -200,7 +200,7 @@ class AwayLater:
 
 
 @pytest.mark.parametrize("policy", ["serve", "refuse"])
-async def test_while_the_store_is_away(tmp_path: Path, policy: str) -> None:
+async def test_store_outage_follows_policy(tmp_path: Path, policy: str) -> None:
     stores: list[AwayLater] = []
 
     def wrapped(store: Any) -> Any:

@@ -67,14 +67,14 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Logged:
     return Logged(text, [json.loads(line) for line in text.splitlines()], secrets, cut_off)
 
 
-def test_no_secret_token_or_prompt_is_told_at_any_level(logged: Logged) -> None:
+def test_no_log_level_shows_secret_token_or_prompt(logged: Logged) -> None:
     assert len(logged.lines) >= 3  # or there was nothing to see
     for secret in logged.secrets:
         assert secret not in logged.text
     assert not re.search(r"eyJ[\w-]+\.", logged.text)
 
 
-def test_every_line_is_an_object_with_its_time_level_and_origin(logged: Logged) -> None:
+def test_every_line_is_json_with_time_level_and_logger(logged: Logged) -> None:
     for line in logged.lines:
         assert {"time", "level", "logger", "message"} <= line.keys()
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", str(line["time"]))
@@ -82,12 +82,12 @@ def test_every_line_is_an_object_with_its_time_level_and_origin(logged: Logged) 
         assert str(line["message"]).isprintable()
 
 
-def test_what_happened_is_told(logged: Logged) -> None:
+def test_significant_events_are_logged(logged: Logged) -> None:
     assert logged.about("threshold reached")
     assert logged.about("decision changed")
     assert logged.about("cut or broken")
 
 
-def test_a_line_about_an_answer_names_it(logged: Logged) -> None:
+def test_line_about_response_has_its_request_id(logged: Logged) -> None:
     (line,) = logged.about("cut or broken")
     assert line["bedrock_request_id"] == logged.cut_off

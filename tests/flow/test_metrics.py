@@ -42,14 +42,14 @@ def first(it: ObservedSidecar) -> Scrape:
     return it.scrape()
 
 
-def test_every_metric_is_told_and_in_a_form_that_can_be_read(first: Scrape) -> None:
+def test_every_metric_is_exported_in_valid_format(first: Scrape) -> None:
     text = first.text
     described = [line.split(" ")[2] for line in text.splitlines() if line.startswith("# TYPE ")]
     assert sorted(described) == sorted(metric.name for metric in ALL_METRICS)
     assert first.all
 
 
-def test_answers_by_operation_label_and_status(first: Scrape) -> None:
+def test_responses_are_counted_by_operation_label_and_status(first: Scrape) -> None:
     assert first.value("requests_total", operation="converse", label="premium", status="2xx") == 2  # the repeat joined
     assert first.value("requests_total", operation="converse_stream", label="premium", status="2xx") == 1
     assert first.value("requests_total", operation="invoke", label="economy", status="2xx") == 1
@@ -57,13 +57,13 @@ def test_answers_by_operation_label_and_status(first: Scrape) -> None:
     assert first.value("joined_retries_total") == 1
 
 
-def test_refusals_by_kind(first: Scrape) -> None:
+def test_refusals_are_counted_by_kind(first: Scrape) -> None:
     before = {kind: first.value("refusals_total", kind=kind) for kind in ("invalid_request", "access_denied")}
     assert before == {"invalid_request": 1, "access_denied": 1}
     assert first.value("refusals_total") == 2
 
 
-def test_times_of_what_bedrock_answered_and_of_nothing_else(first: Scrape) -> None:
+def test_durations_are_of_bedrock_responses_only(first: Scrape) -> None:
     whole = {each.labels["operation"]: each.value for each in first.samples("request_duration_seconds_count")}
     assert whole == {"converse": 2, "converse_stream": 1, "invoke": 1}
     begun = {each.labels["operation"]: each.value for each in first.samples("time_to_first_byte_seconds_count")}
@@ -76,7 +76,7 @@ def test_times_of_what_bedrock_answered_and_of_nothing_else(first: Scrape) -> No
     assert 0 < added < took
 
 
-def test_tokens_and_money_by_label(first: Scrape) -> None:
+def test_tokens_and_cost_are_counted_by_label(first: Scrape) -> None:
     assert first.value("recorded_requests_total", label="premium", estimated="false") == 3
     assert first.value("recorded_requests_total", estimated="true") == 0
     for label in ("premium", "economy"):
@@ -90,7 +90,7 @@ def test_tokens_and_money_by_label(first: Scrape) -> None:
     assert first.value("unflushed_limit_usd") == 100
 
 
-def test_secrets_and_tokens(it: ObservedSidecar, first: Scrape) -> None:
+def test_secret_and_token_events_are_counted(it: ObservedSidecar, first: Scrape) -> None:
     told = {each.labels["what"]: each.value for each in first.samples("retrieval_tokens_total")}
     assert told == {"made": 2, "used": 1, "refused": 1}  # the org's own was never fetched
     shown = token("revoked")
@@ -104,7 +104,7 @@ def test_secrets_and_tokens(it: ObservedSidecar, first: Scrape) -> None:
     assert it.value("refusals_total", kind="no_guess") == 1
 
 
-def test_quotas_of_a_scope_and_what_it_is_served_by(first: Scrape) -> None:
+def test_quota_ratio_mode_and_active_label_are_exported(first: Scrape) -> None:
     spent = first.value("recorded_usd_total", label="premium")
     used = first.value("quota_used_ratio", org=ORG, app=APP, label="premium")
     assert 0 < used <= spent / 0.01 + 1e-9
@@ -113,7 +113,7 @@ def test_quotas_of_a_scope_and_what_it_is_served_by(first: Scrape) -> None:
     assert first.value("scopes_untold") == 0
 
 
-def test_build_and_prices(first: Scrape) -> None:
+def test_build_and_price_sources_are_exported(first: Scrape) -> None:
     (build,) = first.samples("build_info")
     assert (build.labels["version"], build.value) == (get_version(), 1)
     sources = {each.labels["label"]: each.labels["source"] for each in first.samples("price_source_info")}
@@ -121,7 +121,7 @@ def test_build_and_prices(first: Scrape) -> None:
     assert (first.value("workers"), first.value("workers_up")) == (1, 1)
 
 
-def test_connections_and_streams(it: ObservedSidecar) -> None:
+def test_connections_and_streams_are_exported(it: ObservedSidecar) -> None:
     port = urlsplit(it.running.data).port or 0
     with (
         socket.create_connection(("127.0.0.1", port)) as silent,
@@ -138,7 +138,7 @@ def test_connections_and_streams(it: ObservedSidecar) -> None:
     assert it.value("upstream_connections", state="busy") == 0
 
 
-def test_what_is_no_http_is_a_refusal_too(it: ObservedSidecar) -> None:
+def test_non_http_input_counts_as_refusal(it: ObservedSidecar) -> None:
     before = it.value("requests_total", operation="none", status="4xx")
     port = urlsplit(it.running.data).port or 0
     with socket.create_connection(("127.0.0.1", port)) as wire:
@@ -147,7 +147,7 @@ def test_what_is_no_http_is_a_refusal_too(it: ObservedSidecar) -> None:
     assert it.value("requests_total", operation="none", status="4xx") == before + 1
 
 
-def test_a_flood_of_callers_and_of_names_does_not_make_it_grow(it: ObservedSidecar) -> None:
+def test_flood_of_callers_and_names_adds_no_series(it: ObservedSidecar) -> None:
     """Apps, models, paths and tokens of a caller's own invention: not one series more for any of them."""
     it.call(Authorization=f"Bearer {token('one-more')}")
     it.call("some-model")
@@ -174,13 +174,13 @@ def test_a_flood_of_callers_and_of_names_does_not_make_it_grow(it: ObservedSidec
     assert it.scrape().text.count("\n") - before <= 100 * 5
 
 
-def test_nothing_secret_is_told(it: ObservedSidecar) -> None:
+def test_metrics_show_no_secret(it: ObservedSidecar) -> None:
     text = it.scrape().text
     for secret in (SECRET, token()[:40], "hello there"):
         assert secret not in text
 
 
-def test_bedrock_that_is_away_is_told_by_label(it: ObservedSidecar) -> None:
+def test_unreachable_bedrock_is_exported_by_label(it: ObservedSidecar) -> None:
     """Of an org without a budget, so that no chain says which labels it may have."""
     shown = f"Bearer {token(org='c0000000-0000-4000-8000-00000000000f')}"
     assert it.call(AWAY, Authorization=shown).status == 503
@@ -191,7 +191,7 @@ def test_bedrock_that_is_away_is_told_by_label(it: ObservedSidecar) -> None:
     assert told.value("recorded_usd_total", label=AWAY) == 0
 
 
-def test_an_answer_that_breaks_off_counts_as_cut(it: ObservedSidecar) -> None:
+def test_aborted_response_counts_as_cut(it: ObservedSidecar) -> None:
     it.cut_off(x_simulate_fault="cut", x_simulate_after_frames="2")
     assert it.value("requests_total", operation="converse_stream", label="premium", status="cut") == 1
     assert it.value("recorded_requests_total", label="premium", estimated="true") == 1

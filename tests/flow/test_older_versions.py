@@ -66,7 +66,7 @@ def left(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     )
 
 
-def test_older_versions_are_there() -> None:
+def test_fixtures_of_older_versions_exist() -> None:
     assert "v0_1" in {path.name for path in VERSIONS}
 
 
@@ -75,7 +75,7 @@ def test_older_store_reports_the_same_spend(left: Left) -> None:
     assert left.reports(left.before)
 
 
-def test_older_journal_is_counted_exactly_once(left: Left) -> None:
+def test_older_journal_is_counted_once(left: Left) -> None:
     again = shutil.copytree(left.journal, left.folder / "again")
     told = replayed(left.folder)
     assert {name: told[name] for name in left.replay} == left.replay  # newer versions tell more
@@ -91,7 +91,7 @@ def test_older_journal_is_counted_exactly_once(left: Left) -> None:
     assert left.reports(left.after)
 
 
-def test_older_journal_is_taken_over_by_a_process_that_begins(left: Left) -> None:
+def test_older_journal_is_recovered_by_new_process(left: Left) -> None:
     async def begin() -> None:
         store = await SqliteStore(left.folder / "price-keeper.db", lambda: left.made_at).open()
         async with open_recording_harness(left.journal, store, ManualClock(left.made_at)) as begun:
@@ -102,7 +102,7 @@ def test_older_journal_is_taken_over_by_a_process_that_begins(left: Left) -> Non
     assert left.reports(left.after)
 
 
-def test_older_hard_budgets_get_their_money_back(left: Left) -> None:
+def test_older_budget_leases_are_released(left: Left) -> None:
     (held,) = left.rows("rate-buckets", "HOLD#%")
     free = sum(row["tk"] for row in left.rows("rate-buckets", "BUCKET#HARD#%"))
     assert held["out"] > 0
@@ -116,7 +116,7 @@ def test_older_hard_budgets_get_their_money_back(left: Left) -> None:
     assert list(left.journal.glob("holds-*")) == []
 
 
-async def test_older_snapshot_of_budgets_is_recalled(left: Left) -> None:
+async def test_older_budget_snapshot_is_restored(left: Left) -> None:
     notebook = SnapshotFile(left.journal, ManualClock(left.made_at))
     await notebook.open()
     settings = standings = 0

@@ -57,7 +57,7 @@ def changed_by_hand(api: ControlThread, org: str, changes: dict[str, Any]) -> It
     return api.do(api.harness.store.update(Update(schema.org_config_key(org), set=changes)))
 
 
-def test_an_org_is_made_from_a_file_listed_and_told(tmp_path: Path, org: str) -> None:
+def test_org_is_created_from_file_listed_and_shown(tmp_path: Path, org: str) -> None:
     with control_in_thread(tmp_path) as api:
         assert "no orgs yet" in api.run_command("org", "list").stdout
         (tmp_path / "acme.yaml").write_text(SETTINGS)
@@ -74,7 +74,7 @@ def test_an_org_is_made_from_a_file_listed_and_told(tmp_path: Path, org: str) ->
         assert listed[1].split() == ["Acme", org, ZONE, "for", "each", "app,", "by", "day", "premium", ">", "economy"]
 
 
-def test_a_program_reads_and_writes_json(api: ControlThread, org: str) -> None:
+def test_json_is_read_and_written_by_programs(api: ControlThread, org: str) -> None:
     body = {
         "org_name": "By JSON",
         "timezone": ZONE,
@@ -96,7 +96,7 @@ def test_a_program_reads_and_writes_json(api: ControlThread, org: str) -> None:
     assert as_json(api, "app", "list", org) == []
 
 
-def test_the_line_that_is_told_fetches_the_secret_once(api: ControlThread, org: str) -> None:
+def test_printed_command_retrieves_secret_once(api: ControlThread, org: str) -> None:
     api.run_command("org", "put", org, "-", stdin=named("Fetching"))
     for arguments, client in (
         (("org", "put", org, "-"), None),
@@ -115,7 +115,7 @@ def test_the_line_that_is_told_fetches_the_secret_once(api: ControlThread, org: 
             assert subprocess.run(["sh", "-c", line], capture_output=True, timeout=SECONDS).returncode != 0
 
 
-def test_the_audit_has_who_did_it(api: ControlThread, org: str) -> None:
+def test_audit_names_administrator_and_address(api: ControlThread, org: str) -> None:
     api.run_command("org", "put", org, "-", stdin=named("Audited"))
     api.run_command("app", "put", "audited", "shop", "-", stdin="app_name: Shop")
     api.run_command("override", "set", org, "--app", "shop", "economy", "--reason", "x", "--who", "ann")
@@ -126,7 +126,7 @@ def test_the_audit_has_who_did_it(api: ControlThread, org: str) -> None:
     assert sorted(found) == sorted((action, "admin", "127.0.0.1") for action in actions)
 
 
-def test_every_mistake_is_told_with_its_line(api: ControlThread, org: str) -> None:
+def test_every_mistake_is_reported_with_its_line(api: ControlThread, org: str) -> None:
     text = SETTINGS.replace("economy: 2000000", "econmy: 020") + "limts: {}\nsome.thing: 1\n"
     (api.folder / "bad.yaml").write_text(text + "refresh_interval_normal_secs: 1.00000000000000000001\n")
     told = api.run_command("org", "put", org, "bad.yaml", code=2).stderr.splitlines()
@@ -142,9 +142,7 @@ def test_every_mistake_is_told_with_its_line(api: ControlThread, org: str) -> No
     assert api.run_command("org", "show", org, code=1).stdout == ""
 
 
-def test_of_many_mistakes_each_has_its_line_and_how_many_more_there_are_comes_last(
-    api: ControlThread, org: str
-) -> None:
+def test_many_mistakes_have_lines_and_omitted_count(api: ControlThread, org: str) -> None:
     names = [f"x{number:03}" + "y" * 80 for number in range(30)]
     told = api.run_command(
         "org", "put", org, "-", code=2, stdin="".join(f"{name}: 1\n" for name in names)
@@ -169,9 +167,7 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize(("name", "text", "complaint"), UNREADABLE)
-def test_a_file_that_cannot_be_read_says_why(
-    api: ControlThread, org: str, name: str, text: str, complaint: str
-) -> None:
+def test_unreadable_file_is_reported(api: ControlThread, org: str, name: str, text: str, complaint: str) -> None:
     told = api.run_command("org", "put", org, name, code=2, stdin=text).stderr
     assert told.startswith(complaint), told
 
@@ -199,11 +195,13 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "code", "complaint"), WRONG)
-def test_what_cannot_be_done_says_what_can(api: ControlThread, arguments: list[str], code: int, complaint: str) -> None:
+def test_impossible_request_says_what_is_possible(
+    api: ControlThread, arguments: list[str], code: int, complaint: str
+) -> None:
     assert complaint in api.run_command(*arguments, code=code).stderr
 
 
-def test_credentials_survive_a_put_and_are_never_shown(api: ControlThread, org: str) -> None:
+def test_credentials_survive_put_and_are_never_shown(api: ControlThread, org: str) -> None:
     changed_by_hand(api, org, {"client_secret_hash": "$2b$12$secret", "quotas": "x", "org_name": "A\x1b[31mB"})
     shown = api.run_command("org", "show", org)
     assert "\x1b" not in shown.stdout
@@ -213,7 +211,7 @@ def test_credentials_survive_a_put_and_are_never_shown(api: ControlThread, org: 
     assert changed_by_hand(api, org, {"seen": 1})["client_secret_hash"] == "$2b$12$secret"
 
 
-def test_a_changed_zone_is_told_with_its_time(api: ControlThread, org: str) -> None:
+def test_changed_zone_is_shown_with_its_time(api: ControlThread, org: str) -> None:
     api.run_command("org", "put", org, "-", stdin=named("Moving"))
     told = api.run_command("org", "put", "Moving", "-", stdin=named("Moving").replace(ZONE, "Asia/Tokyo")).stdout
     line = re.compile(r"^From \d{4}-\d\d-\d\d 00:00 \S+ on: time zone Asia/Tokyo\.$", re.MULTILINE)
@@ -226,7 +224,7 @@ def test_a_changed_zone_is_told_with_its_time(api: ControlThread, org: str) -> N
     assert line.search(api.run_command("app", "show", org, "shop").stdout)
 
 
-def test_apps_inherit_and_say_what_is_their_own(api: ControlThread, org: str) -> None:
+def test_apps_inherit_and_show_own_settings(api: ControlThread, org: str) -> None:
     api.run_command("org", "put", org, "-", stdin=named("Heir"))
     assert "has no apps yet" in api.run_command("app", "list", "Heir").stdout
     none = api.run_command("app", "show", "Heir", "shop", code=1).stderr
@@ -243,7 +241,7 @@ def test_apps_inherit_and_say_what_is_their_own(api: ControlThread, org: str) ->
     assert (listed["settings"]["app_name"], listed["in_force"]["quotas"]) == ("Shop", {"premium": 1, "economy": 2})
 
 
-def test_what_waits_of_an_app_while_its_org_pays_is_told(api: ControlThread, org: str) -> None:
+def test_app_settings_without_effect_are_shown(api: ControlThread, org: str) -> None:
     api.run_command("org", "put", org, "-", stdin=named("Paying").replace("APP", "ORG"))
     body = "{app_name: Shop, quotas: {premium: 1, economy: 2}}"
     told = api.run_command("app", "put", org, "shop", "-", stdin=body).stdout
@@ -251,7 +249,7 @@ def test_what_waits_of_an_app_while_its_org_pays_is_told(api: ControlThread, org
     assert "  quota of        premium: $10.000000  (the org's)" in told
 
 
-def test_an_org_that_outgrows_the_quotas_of_an_app_is_warned(api: ControlThread, org: str) -> None:
+def test_app_without_quota_for_new_org_label_is_warned_about(api: ControlThread, org: str) -> None:
     small = named("Growing").replace("[premium, economy]", "[premium]")
     api.run_command("org", "put", org, "-", stdin=small)
     api.run_command("app", "put", org, "shop", "-", stdin="{app_name: Shop, quotas: {premium: 1}}")
@@ -259,7 +257,7 @@ def test_an_org_that_outgrows_the_quotas_of_an_app_is_warned(api: ControlThread,
     assert "Warning: app shop: quotas: none for economy, so nothing may be spent on it" in told
 
 
-def test_a_list_goes_on_to_its_end(api: ControlThread, org: str) -> None:
+def test_list_is_complete_over_pages(api: ControlThread, org: str) -> None:
     api.run_command("org", "put", org, "-", stdin=named("Crowded"))
     apps = [f"app-{number:03}" for number in range(201)]
 
@@ -272,7 +270,7 @@ def test_a_list_goes_on_to_its_end(api: ControlThread, org: str) -> None:
     assert len(api.run_command("app", "list", org).stdout.splitlines()) == 1 + len(apps)
 
 
-def test_of_two_orgs_with_one_name_none_is_taken(api: ControlThread) -> None:
+def test_ambiguous_org_name_is_refused(api: ControlThread) -> None:
     twins = sorted(str(uuid4()) for _ in range(2))
     for twin in twins:
         api.run_command("org", "put", twin, "-", stdin=named("Twin"))
@@ -280,7 +278,7 @@ def test_of_two_orgs_with_one_name_none_is_taken(api: ControlThread) -> None:
     assert told == f"several orgs are called 'twin'; name one by its id: {', '.join(twins)}\n"
 
 
-def test_as_a_process_with_the_key_from_a_file(api: ControlThread, org: str) -> None:
+def test_command_process_reads_key_from_file(api: ControlThread, org: str) -> None:
     (api.folder / "key").write_text(ADMIN_KEY + "\n")
     place = ("--api", api.harness.url, "--key-file", "key")
     unset = {"PRICE_KEEPER_API_KEY": "", "PRICE_KEEPER_API_URL": ""}

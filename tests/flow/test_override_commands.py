@@ -43,7 +43,7 @@ def as_json(api: ControlThread, *arguments: str) -> Any:
     return json.loads(api.run_command(*arguments, "--json").stdout)
 
 
-def test_an_override_is_set_shown_and_cleared(api: ControlThread, org: str) -> None:
+def test_override_is_set_shown_and_cleared(api: ControlThread, org: str) -> None:
     without = api.run_command("override", "set", org, "economy", "--reason", "x", code=2).stderr
     assert without == f"quotas apply to each app of Org {org} ({org}): name one with --app; there are: none yet\n"
     api.run_command("app", "put", org, "shop", "-", stdin="{app_name: Shop}")
@@ -79,7 +79,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("arguments", "complaint"), MISTAKES)
-def test_a_mistake_is_told_and_changes_nothing(
+def test_invalid_override_changes_nothing(
     api: ControlThread, shop: tuple[str, ...], arguments: tuple[str, ...], complaint: str
 ) -> None:
     told = api.run_command("override", "set", *shop, *arguments, code=2)
@@ -89,7 +89,7 @@ def test_a_mistake_is_told_and_changes_nothing(
     assert as_json(api, "override", "show", *shop)["override"] is None
 
 
-def test_a_time_is_that_of_the_orgs_zone_and_cut_to_the_period(api: ControlThread) -> None:
+def test_override_time_is_in_zone_of_org_and_limited_to_period(api: ControlThread) -> None:
     org = str(uuid4())
     api.run_command("org", "put", org, "-", stdin=SETTINGS.replace("APP", "ORG").replace("Acme", "Whole"))
     local = (datetime.now(ZoneInfo(ZONE)) + timedelta(hours=1)).replace(microsecond=0)
@@ -103,7 +103,7 @@ def test_a_time_is_that_of_the_orgs_zone_and_cut_to_the_period(api: ControlThrea
     assert told == f"quotas apply to the org Whole ({org}) as a whole: leave out --app\n"
 
 
-def test_without_a_name_it_is_whoever_runs_the_command(api: ControlThread, shop: tuple[str, ...]) -> None:
+def test_override_records_current_user_by_default(api: ControlThread, shop: tuple[str, ...]) -> None:
     told = api.run_command("override", "set", *shop, "economy", "--reason", "x", "--json", LOGNAME="carla").stdout
     assert json.loads(told)["override"]["who"] == "carla"
 
@@ -112,7 +112,7 @@ def begun(api: ControlThread, org: str, app: str | None = None) -> str:
     return api.do(api.harness.parts.sessions.login(Scope(org, app))).sid
 
 
-def test_sessions_are_listed_and_ended_one_by_one_or_all_at_once(api: ControlThread, shop: tuple[str, ...]) -> None:
+def test_sessions_are_listed_and_ended(api: ControlThread, shop: tuple[str, ...]) -> None:
     org = shop[0]
     assert "has no sessions" in api.run_command("session", "list", *shop).stdout
     assert as_json(api, "session", "list", *shop) == []

@@ -61,7 +61,7 @@ def _fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         (aws.Fault(200, b"{}", seconds=9), "no answer from the AWS Price List: TimeoutError"),
     ],
 )
-async def test_what_cannot_be_read_changes_nothing(
+async def test_unreadable_price_list_changes_nothing(
     fleet: PriceFleet, fault: aws.Fault, trouble: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tariffs = await fleet.start_sidecar()
@@ -82,7 +82,7 @@ async def test_what_cannot_be_read_changes_nothing(
 
 
 @pytest.mark.usefixtures("_fails_at_once")
-async def test_a_list_that_breaks_off_is_not_taken_by_halves(fleet: PriceFleet) -> None:
+async def test_partly_read_list_is_not_used(fleet: PriceFleet) -> None:
     tariffs = fleet.sidecar()
     original = fleet.server._page
 
@@ -97,12 +97,12 @@ async def test_a_list_that_breaks_off_is_not_taken_by_halves(fleet: PriceFleet) 
     assert await fleet.row(NOVA, "2026-11-18") is None
 
 
-async def test_a_throttled_page_is_asked_for_again(fleet: PriceFleet) -> None:
+async def test_throttled_page_is_retried(fleet: PriceFleet) -> None:
     fleet.server.add_faults(aws.THROTTLED)
     assert usd_per_1m(find_standard(await fleet.start_sidecar())) == 1.1
 
 
-async def test_pages_that_never_end(fleet: PriceFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endless_pages_are_reported(fleet: PriceFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(price_list_client, "MAX_PAGES", 3)
     fleet.server.always = aws.Fault(200, b'{"FormatVersion": "aws_v1", "PriceList": [], "NextToken": "again"}')
     assert (
@@ -111,14 +111,14 @@ async def test_pages_that_never_end(fleet: PriceFleet, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("_fails_at_once")
-async def test_nobody_at_the_other_end(fleet: PriceFleet) -> None:
+async def test_unreachable_price_list_is_reported(fleet: PriceFleet) -> None:
     price_list = AwsPriceList("http://127.0.0.1:9")
     tariffs = PriceTables(configured(LABELS), fleet.store, price_list, fleet.clock)
     await tariffs.refresh()
     assert status(tariffs).trouble.startswith("no answer from the AWS Price List: ")
 
 
-async def test_a_price_ten_times_off_is_not_taken(fleet: PriceFleet, caplog: pytest.LogCaptureFixture) -> None:
+async def test_price_off_by_factor_ten_is_rejected(fleet: PriceFleet, caplog: pytest.LogCaptureFixture) -> None:
     """A unit misread by a thousand must not become money."""
     tariffs = await fleet.start_sidecar()
     fleet.server.products = [*list_claude("Claude Haiku 4.5", "1.1 5.5 0.11 1375 2.2"), *aws.NOVA_LITE]
@@ -131,7 +131,7 @@ async def test_a_price_ten_times_off_is_not_taken(fleet: PriceFleet, caplog: pyt
     assert status(tariffs, "economy").version == "2026-11-19"
 
 
-async def test_trouble_is_told_once_and_again_when_it_changes(
+async def test_trouble_is_logged_once_and_again_when_it_changes(
     fleet: PriceFleet, caplog: pytest.LogCaptureFixture
 ) -> None:
     fleet.server.always = aws.DENIED
@@ -158,7 +158,7 @@ async def test_trouble_is_told_once_and_again_when_it_changes(
         {"fetched_at_epoch": 1},
     ],
 )
-async def test_an_entry_of_somebody_elses_making(fleet: PriceFleet, row: dict[str, Any]) -> None:
+async def test_malformed_cache_entry_is_ignored(fleet: PriceFleet, row: dict[str, Any]) -> None:
     key = schema.price_key(HAIKU, "us-east-1", "2026-11-18")
     await fleet.store.put(Put(key, row | {"expires_at_epoch": int(NOON + DAY)}))
     tariffs = await fleet.start_sidecar()
@@ -186,7 +186,7 @@ class Away:
             raise StoreUnavailable("the store is away")
 
 
-async def test_without_the_store_what_is_known_holds(fleet: PriceFleet) -> None:
+async def test_store_outage_keeps_known_prices(fleet: PriceFleet) -> None:
     store = Away(fleet.store)
     tariffs = await fleet.start_sidecar(store=store)
     await fleet.clock.advance(DAY)
@@ -198,14 +198,14 @@ async def test_without_the_store_what_is_known_holds(fleet: PriceFleet) -> None:
     assert (find_standard(tariffs).version, status(tariffs).trouble) == ("2026-11-19", "")
 
 
-async def test_prices_that_cannot_be_kept_are_used_by_the_one_who_read_them(fleet: PriceFleet) -> None:
+async def test_prices_that_cannot_be_cached_are_used_by_reader(fleet: PriceFleet) -> None:
     store = Away(fleet.store, f"{HAIKU}@us-east-1")
     tariffs = await fleet.start_sidecar(store=store)
     assert usd_per_1m(find_standard(tariffs)) == 1.1
     assert tariffs.failures == 1
 
 
-async def test_what_is_settled_for_the_day_needs_no_store(fleet: PriceFleet) -> None:
+async def test_prices_settled_for_day_need_no_store(fleet: PriceFleet) -> None:
     store = Away(fleet.store)
     tariffs = await fleet.start_sidecar(store=store)
     store.verbs = ("query", "put")
@@ -213,7 +213,7 @@ async def test_what_is_settled_for_the_day_needs_no_store(fleet: PriceFleet) -> 
     assert (tariffs.failures, status(tariffs).trouble) == (0, "")
 
 
-async def test_where_no_list_is_read_trouble_ends_with_the_stores(fleet: PriceFleet) -> None:
+async def test_trouble_without_list_ends_when_store_returns(fleet: PriceFleet) -> None:
     store = Away(fleet.store, "query")
     tariffs = await fleet.start_sidecar(store=store, reads=False)
     assert status(tariffs).trouble == "the store is away"

@@ -46,14 +46,14 @@ def _fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------- the day's prices
 
 
-async def test_until_the_list_is_read_the_configuration_holds(fleet: PriceFleet) -> None:
+async def test_configured_prices_apply_until_list_is_read(fleet: PriceFleet) -> None:
     tariffs = fleet.sidecar()
     assert usd_per_1m(find_standard(tariffs)) == 1
     assert status(tariffs).source == "config"
     assert status(tariffs).age_seconds is None
 
 
-async def test_the_list_goes_before_the_configuration(fleet: PriceFleet, caplog: pytest.LogCaptureFixture) -> None:
+async def test_listed_prices_win_over_configured(fleet: PriceFleet, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     tariffs = await fleet.start_sidecar()
     await fleet.clock.advance(60)
@@ -67,14 +67,14 @@ async def test_the_list_goes_before_the_configuration(fleet: PriceFleet, caplog:
     assert caplog.text == ""
 
 
-async def test_what_the_list_lacks_the_configuration_has(fleet: PriceFleet) -> None:
+async def test_missing_listed_price_comes_from_configuration(fleet: PriceFleet) -> None:
     fleet.server.products = list_claude("Claude Haiku 4.5", "1.1 5.5 0.11 1.375 2.2")[:2]
     tariff = find_standard(await fleet.start_sidecar())
     assert (tariff.source, tariff.version[:18]) == ("aws+config", "2026-11-18+config-")
     assert tariff.tiers["default"].cache_read == 100_000
 
 
-async def test_what_the_cache_keeps(fleet: PriceFleet) -> None:
+async def test_cache_row_has_expected_form(fleet: PriceFleet) -> None:
     await fleet.start_sidecar()
     unit = "_price_usd_micros_per_1m"
     assert await fleet.row(NOVA, "2026-11-18") == {
@@ -93,7 +93,7 @@ async def test_what_the_cache_keeps(fleet: PriceFleet) -> None:
     }
 
 
-async def test_negotiated_prices_are_left_alone(fleet: PriceFleet) -> None:
+async def test_negotiated_prices_are_kept(fleet: PriceFleet) -> None:
     tariffs = await fleet.start_sidecar(LABELS.replace("prices_usd", "price_source: config, prices_usd"))
     assert usd_per_1m(find_standard(tariffs)) == 1
     assert status(tariffs) == PriceStatus(
@@ -102,7 +102,7 @@ async def test_negotiated_prices_are_left_alone(fleet: PriceFleet) -> None:
     assert fleet.server.calls == []
 
 
-async def test_each_place_has_the_prices_of_its_region_and_model(fleet: PriceFleet) -> None:
+async def test_each_endpoint_has_prices_of_its_region_and_model(fleet: PriceFleet) -> None:
     fleet.server.products += list_claude("Claude Haiku 4.5", "1.3 6.5 0.13 1.625 2.6", region="eu-west-1")
     places = f"[{{region: us-east-1}}, {{region: eu-west-1, model: eu.{HAIKU}}}, {{region: us-west-2}}]"
     tariffs = await fleet.start_sidecar(
@@ -115,7 +115,7 @@ async def test_each_place_has_the_prices_of_its_region_and_model(fleet: PriceFle
     assert [each.trouble for each in tariffs.status()] == ["", "", "the AWS Price List has nothing for us-west-2"]
 
 
-async def test_models_without_a_label_have_the_default_price(fleet: PriceFleet) -> None:
+async def test_unlabelled_models_have_default_price(fleet: PriceFleet) -> None:
     price = "default_price: {input: 7, output: 7, cache_read: 7, cache_write_5m: 7, cache_write_1h: 7}"
     tariffs = await fleet.start_sidecar(LABELS + price)
     assert usd_per_1m(tariffs.for_label("", "eu-west-1", "any.model")) == 7
@@ -126,7 +126,7 @@ async def test_models_without_a_label_have_the_default_price(fleet: PriceFleet) 
 @pytest.mark.parametrize(
     "asked", [("other", "us-east-1", HAIKU), ("standard", "eu-west-1", HAIKU), ("standard", "us-east-1", NOVA)]
 )
-async def test_what_is_not_configured_has_no_price(fleet: PriceFleet, asked: tuple[str, str, str]) -> None:
+async def test_unconfigured_label_has_no_price(fleet: PriceFleet, asked: tuple[str, str, str]) -> None:
     with pytest.raises(LookupError):
         fleet.sidecar().for_label(*asked)
 
@@ -134,7 +134,7 @@ async def test_what_is_not_configured_has_no_price(fleet: PriceFleet, asked: tup
 # ---------------------------------------------------------------- days and nights
 
 
-async def test_a_new_price_is_not_for_calls_that_have_begun(fleet: PriceFleet) -> None:
+async def test_new_price_does_not_apply_to_calls_in_flight(fleet: PriceFleet) -> None:
     tariffs = await fleet.start_sidecar()
     begun = find_standard(tariffs)
     fleet.raise_prices()
@@ -145,7 +145,7 @@ async def test_a_new_price_is_not_for_calls_that_have_begun(fleet: PriceFleet) -
     assert find_standard(await fleet.start_sidecar()) == find_standard(tariffs)  # of two entries, the newer one
 
 
-async def test_within_a_day_nobody_is_asked_again(fleet: PriceFleet) -> None:
+async def test_prices_are_read_once_a_day(fleet: PriceFleet) -> None:
     tariffs = await fleet.start_sidecar()
     calls = len(fleet.server.calls)
     fleet.raise_prices()
@@ -156,7 +156,7 @@ async def test_within_a_day_nobody_is_asked_again(fleet: PriceFleet) -> None:
 
 
 @pytest.mark.usefixtures("_fails_at_once")
-async def test_just_after_midnight_yesterdays_prices_hold(fleet: PriceFleet) -> None:
+async def test_just_after_midnight_former_prices_apply(fleet: PriceFleet) -> None:
     await fleet.start_sidecar()
     await fleet.clock.advance(DAY / 2 + 5)  # five seconds into the 19th, UTC
     fleet.server.always = aws.BROKEN
@@ -166,7 +166,7 @@ async def test_just_after_midnight_yesterdays_prices_hold(fleet: PriceFleet) -> 
     assert status(tariffs).age_seconds == DAY / 2 + 5
 
 
-async def test_a_day_that_has_not_begun_has_no_prices(fleet: PriceFleet) -> None:
+async def test_day_not_begun_has_no_prices(fleet: PriceFleet) -> None:
     """As when some sidecar's clock is ahead."""
     fleet.clock.set_wall(NOON + DAY)
     fleet.raise_prices()
@@ -177,7 +177,7 @@ async def test_a_day_that_has_not_begun_has_no_prices(fleet: PriceFleet) -> None
     assert (usd_per_1m(find_standard(tariffs)), find_standard(tariffs).version) == (1.1, "2026-11-18")
 
 
-async def test_after_a_clock_was_ahead_the_right_day_counts_again(fleet: PriceFleet) -> None:
+async def test_corrected_clock_uses_right_day(fleet: PriceFleet) -> None:
     tariffs = await fleet.start_sidecar()
     fleet.clock.set_wall(NOON + DAY)
     fleet.raise_prices()
@@ -188,7 +188,7 @@ async def test_after_a_clock_was_ahead_the_right_day_counts_again(fleet: PriceFl
 
 
 @pytest.mark.usefixtures("_fails_at_once")
-async def test_an_expired_entry_is_none_but_what_is_in_force_stays(fleet: PriceFleet) -> None:
+async def test_expired_cache_entry_is_ignored_but_prices_in_force_stay(fleet: PriceFleet) -> None:
     running = await fleet.start_sidecar()
     await fleet.clock.advance(3 * DAY)
     fleet.server.always = aws.BROKEN
@@ -202,13 +202,13 @@ async def test_an_expired_entry_is_none_but_what_is_in_force_stays(fleet: PriceF
 # ---------------------------------------------------------------- a fleet
 
 
-async def test_of_two_sidecars_one_reads_the_list(fleet: PriceFleet) -> None:
+async def test_second_sidecar_uses_cached_list(fleet: PriceFleet) -> None:
     first, second = await fleet.start_sidecar(), await fleet.start_sidecar()
     assert find_standard(first) == find_standard(second)
     assert fleet.server.reads == BOTH_LISTS
 
 
-async def test_of_many_that_start_at_once_one_reads_the_list(fleet: PriceFleet) -> None:
+async def test_concurrent_starts_read_list_once(fleet: PriceFleet) -> None:
     fleet.server.add_faults(aws.Fault(200, b"{}", seconds=0.0))  # even if its first try fails
     many = [fleet.sidecar() for _ in range(5)]
     await asyncio.gather(*(each.refresh() for each in many))
@@ -224,7 +224,7 @@ async def test_of_many_that_start_at_once_one_reads_the_list(fleet: PriceFleet) 
     assert {status(each).trouble for each in many} == {""}
 
 
-async def test_on_one_day_all_have_the_same_prices(fleet: PriceFleet) -> None:
+async def test_all_sidecars_have_same_prices_within_a_day(fleet: PriceFleet) -> None:
     """Even if one took so long to read them that another one read them, too."""
     fleet.server.gate = asyncio.Event()
     slow, quick = fleet.sidecar(), fleet.sidecar()
@@ -239,7 +239,7 @@ async def test_on_one_day_all_have_the_same_prices(fleet: PriceFleet) -> None:
     assert usd_per_1m(find_standard(slow)) == usd_per_1m(find_standard(quick)) == 1.1
 
 
-async def test_prices_that_others_read_are_used_even_where_none_are_read(fleet: PriceFleet) -> None:
+async def test_cached_prices_are_used_without_reading_list(fleet: PriceFleet) -> None:
     alone = await fleet.start_sidecar(reads=False)
     assert (find_standard(alone).source, status(alone).trouble, alone.failures) == ("config", "", 0)
     await fleet.start_sidecar()
@@ -247,9 +247,7 @@ async def test_prices_that_others_read_are_used_even_where_none_are_read(fleet: 
     assert find_standard(alone).source == "aws"
 
 
-async def test_a_model_that_is_not_found_is_looked_for_once_a_day(
-    fleet: PriceFleet, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_missing_model_is_searched_once_a_day(fleet: PriceFleet, caplog: pytest.LogCaptureFixture) -> None:
     text = 'labels: {standard: {model: "meta.llama9-v1:0", format: llama, prices_usd_per_1m: {input: 1, output: 2}}}'
     for tariffs in (await fleet.start_sidecar(text), await fleet.start_sidecar(text)):
         assert tariffs.status()[0].trouble == "no product is certainly this model's"
@@ -258,7 +256,7 @@ async def test_a_model_that_is_not_found_is_looked_for_once_a_day(
     assert "prices of label standard in us-east-1 stay those of config-" in caplog.text
 
 
-async def test_a_model_that_is_lost_keeps_its_newest_prices(fleet: PriceFleet) -> None:
+async def test_removed_model_keeps_newest_prices(fleet: PriceFleet) -> None:
     tariffs = await fleet.start_sidecar()
     fleet.server.products = list(aws.NOVA_LITE)
     await fleet.clock.advance(DAY)
@@ -269,7 +267,7 @@ async def test_a_model_that_is_lost_keeps_its_newest_prices(fleet: PriceFleet) -
         assert status(each, "economy").version == "2026-11-19"
 
 
-async def test_a_profile_of_ones_own_is_never_looked_for(fleet: PriceFleet) -> None:
+async def test_custom_profile_is_never_searched(fleet: PriceFleet) -> None:
     arn = "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/a1"
     text = f'labels: {{standard: {{model: "{arn}", format: llama, prices_usd_per_1m: {{input: 1, output: 2}}}}}}'
     tariffs = await fleet.start_sidecar(text)

@@ -70,14 +70,14 @@ async def call(client: Any, operation: str, **arguments: Any) -> Any:
 
 @pytest.mark.parametrize("operation", ["converse", "converse_stream"])
 @pytest.mark.parametrize("label", ["premium", "economy"])
-async def test_conversations(port: DataPort, operation: str, label: str) -> None:
+async def test_conversations_are_charged(port: DataPort, operation: str, label: str) -> None:
     answer = await call(port.client(), operation, modelId=label, **TURN)
     assert answer["ResponseMetadata"]["HTTPHeaders"]["x-price-keeper-price-source"] == "config"
     assert sums(port) == {label: of_ledger(port, label, PICO[label])}
 
 
 @pytest.mark.parametrize("operation", ["invoke_model", "invoke_model_with_response_stream"])
-async def test_invocations_with_caches_of_both_lengths(port: DataPort, operation: str) -> None:
+async def test_invocations_with_both_cache_lifetimes_are_charged(port: DataPort, operation: str) -> None:
     cached = [
         {"type": "text", "text": LONG + str(ttl), "cache_control": {"type": "ephemeral", "ttl": ttl}}
         for ttl in ("1h", "5m")
@@ -96,13 +96,13 @@ async def test_invocations_with_caches_of_both_lengths(port: DataPort, operation
 
 @pytest.mark.parametrize(("tokens", "prices"), [(200_000, (3, 15)), (200_001, (6, "22.5"))])
 @pytest.mark.parametrize("operation", ["converse", "converse_stream"])
-async def test_long_contexts(port: DataPort, operation: str, tokens: int, prices: tuple[Any, Any]) -> None:
+async def test_long_contexts_are_charged(port: DataPort, operation: str, tokens: int, prices: tuple[Any, Any]) -> None:
     client = port.client(x_simulate_input_tokens=str(tokens))
     await call(client, operation, modelId="premium", **TURN)
     assert sums(port) == {"premium": of_ledger(port, "premium", (*prices, 0, 0, 0))}
 
 
-async def test_a_long_context_that_is_never_answered_was_taken_for_one(port: DataPort) -> None:
+async def test_unanswered_long_context_is_estimated_as_long(port: DataPort) -> None:
     client = port.client(x_simulate_fault="reset")
     long = [{"role": "user", "content": [{"text": "word " * 180_000}]}]
     with pytest.raises(Exception, match=r"."):
@@ -112,7 +112,7 @@ async def test_a_long_context_that_is_never_answered_was_taken_for_one(port: Dat
     assert found.pico == found.input_tokens * 6 * 10**6 + found.output_tokens * 225 * 10**5
 
 
-async def test_an_intent_of_a_long_context_has_its_price(port: DataPort) -> None:
+async def test_intent_of_long_context_has_its_price(port: DataPort) -> None:
     """So that a process that dies has not counted too little."""
     client = port.client(read_timeout=1, x_simulate_latency_ms="60000")
     client.meta.config.retries["total_max_attempts"] = 1
@@ -126,12 +126,12 @@ async def test_an_intent_of_a_long_context_has_its_price(port: DataPort) -> None
         await task
 
 
-async def test_counting_tokens_is_free(port: DataPort) -> None:
+async def test_token_counting_is_free(port: DataPort) -> None:
     await call(port.client(), "count_tokens", modelId="premium", input={"converse": TURN})
     assert (sums(port), port.recording.flusher.journal.open_calls) == ({}, 0)
 
 
-async def test_guardrails_by_their_units(port: DataPort) -> None:
+async def test_guardrails_are_charged_by_unit(port: DataPort) -> None:
     content = [{"text": {"text": "a harmless text " * 200}}]
     answer = await call(port.client(), "apply_guardrail", **QUESTION, content=content)
     units = {name: count for name, count in answer["usage"].items() if count}
@@ -141,7 +141,7 @@ async def test_guardrails_by_their_units(port: DataPort) -> None:
     assert found.pico % (5 * 10**9) == 0  # so many dollars for a thousand
 
 
-async def test_a_job_has_a_price_of_its_own(port: DataPort) -> None:
+async def test_job_has_its_own_price(port: DataPort) -> None:
     start = {"modelInput": {"a": 1}, "outputDataConfig": {"s3OutputDataConfig": {"s3Uri": "s3://bucket/x"}}}
     await call(port.client(), "start_async_invoke", modelId="film", **start)
     assert sums(port) == {"async-jobs": UsageCounts(1, pico=15 * 10**11)}
@@ -156,7 +156,7 @@ async def start(port: DataPort, token: str = "", client: Any = None, **more: Any
     return str((await asyncio.to_thread(call, **job))["invocationArn"])
 
 
-async def test_a_job_is_paid_once_however_often_its_start_is_repeated(port: DataPort) -> None:
+async def test_repeated_job_start_is_charged_once(port: DataPort) -> None:
     assert len({await start(port, "one") for _ in range(3)}) == 1
     assert sums(port) == {"async-jobs": UsageCounts(1, pico=15 * 10**11)}
     assert port.recording.flusher.journal.open_calls == 0
@@ -164,7 +164,7 @@ async def test_a_job_is_paid_once_however_often_its_start_is_repeated(port: Data
     assert sums(port) == {"async-jobs": UsageCounts(4, pico=4 * 15 * 10**11)}
 
 
-async def test_a_job_that_is_refused_costs_nothing(port: DataPort) -> None:
+async def test_refused_job_costs_nothing(port: DataPort) -> None:
     await start(port, "one")
     with pytest.raises(ClientError, match="ConflictException"):
         await start(port, "one", modelInput={"a": 2})
@@ -174,7 +174,7 @@ async def test_a_job_that_is_refused_costs_nothing(port: DataPort) -> None:
     assert port.recording.flusher.journal.open_calls == 0
 
 
-async def test_a_job_whose_answer_is_lost_may_have_begun(port: DataPort) -> None:
+async def test_job_with_lost_response_is_estimated(port: DataPort) -> None:
     with pytest.raises(Exception, match=r"."):
         await start(port, client=port.client(x_simulate_fault="reset"))
     found = sums(port)["async-jobs"]
@@ -192,7 +192,7 @@ async def test_a_job_whose_answer_is_lost_may_have_begun(port: DataPort) -> None
         ),
     ],
 )
-async def test_what_has_no_price_is_not_sent(tmp_path: Path, operation: str, arguments: Any, words: str) -> None:
+async def test_call_without_price_is_not_sent(tmp_path: Path, operation: str, arguments: Any, words: str) -> None:
     async with data_port(tmp_path) as port:
         with pytest.raises(ClientError, match=words):
             await call(port.client(), operation, **arguments)
@@ -207,7 +207,7 @@ async def chat(port: DataPort, **more: Any) -> bytes:
         return await answer.read()
 
 
-async def test_chat_streams_are_counted_whether_or_not_their_caller_asks(port: DataPort) -> None:
+async def test_chat_stream_is_counted_with_or_without_usage_option(port: DataPort) -> None:
     whole = json.loads(await chat(port))
     told = await chat(port, stream=True, stream_options={"include_usage": True})
     assert json.loads(told.split(b"data: ")[-2])["usage"] == whole["usage"]
@@ -221,7 +221,7 @@ async def test_chat_streams_are_counted_whether_or_not_their_caller_asks(port: D
 
 
 @pytest.mark.parametrize("frames", [0, 1, 5])
-async def test_an_error_in_a_chats_stream_costs_what_was_said_before(port: DataPort, frames: int) -> None:
+async def test_error_in_chat_stream_charges_output_before_it(port: DataPort, frames: int) -> None:
     wishes = {"x-simulate-fault": "exception-frame", "x-simulate-after-frames": str(frames)}
     headers = {"authorization": f"Bearer {port.token}"} | wishes
     body = CHAT | {"model": "chat", "stream": True}
@@ -245,7 +245,7 @@ async def test_errors_cost_nothing(port: DataPort) -> None:
 
 
 @pytest.mark.parametrize("frames", [0, 1, 3, 10])
-async def test_a_stream_that_is_cut_is_estimated_from_what_was_seen(port: DataPort, frames: int) -> None:
+async def test_cut_stream_is_estimated_from_received_frames(port: DataPort, frames: int) -> None:
     client = port.client(x_simulate_fault="cut", x_simulate_after_frames=str(frames))
     with pytest.raises(Exception, match=r"."):
         await call(client, "converse_stream", modelId="premium", **TURN)
@@ -255,7 +255,7 @@ async def test_a_stream_that_is_cut_is_estimated_from_what_was_seen(port: DataPo
     assert found.pico == found.input_tokens * 3 * 10**6 + found.output_tokens * 15 * 10**6
 
 
-async def test_a_caller_who_leaves_is_counted_exactly(port: DataPort) -> None:
+async def test_disconnected_caller_is_charged_exactly(port: DataPort) -> None:
     headers = {"authorization": f"Bearer {port.token}", "x-simulate-frame-ms": "20"}
     async with aiohttp.ClientSession() as http:
         url = f"{port.url}/model/premium/converse-stream"
@@ -266,7 +266,7 @@ async def test_a_caller_who_leaves_is_counted_exactly(port: DataPort) -> None:
     assert sums(port) == {"premium": of_ledger(port, "premium", PICO["premium"])}
 
 
-async def test_no_answer_at_all_may_have_cost_something(port: DataPort) -> None:
+async def test_missing_response_is_estimated(port: DataPort) -> None:
     client = port.client(x_simulate_fault="reset")
     with pytest.raises(Exception, match=r"."):
         await call(client, "converse", modelId="premium", **TURN)
@@ -275,7 +275,7 @@ async def test_no_answer_at_all_may_have_cost_something(port: DataPort) -> None:
     assert found.pico > 0
 
 
-async def test_a_receipt_is_there_before_the_caller_has_all(port: DataPort) -> None:
+async def test_receipt_is_written_before_caller_has_everything(port: DataPort) -> None:
     """So that no answered call can be lost."""
     for operation in ("converse", "converse_stream"):
         for _ in range(20):

@@ -112,7 +112,7 @@ async def http2_leaving(lane: PortWithListener, head: list[tuple[bytes, bytes]])
     [http1, streamed, named_in_the_body, refused, broken_off, leaving, http2, http2_leaving],
     ids=lambda c: c.__name__,
 )
-def test_nothing_is_left_for_the_collector(client: Client, tmp_path: Path) -> None:
+def test_connections_and_calls_leave_no_reference_cycles(client: Client, tmp_path: Path) -> None:
     left: Counter[str] = Counter()
 
     async def run() -> None:
@@ -134,7 +134,7 @@ def ours(found: Counter[str]) -> dict[str, int]:
     return {name: count for name, count in found.items() if name.startswith(OURS)}
 
 
-def test_nor_of_connections_that_bedrock_ends() -> None:
+def test_connections_closed_by_bedrock_leave_no_reference_cycles() -> None:
     left: Counter[str] = Counter()
 
     async def run() -> None:

@@ -71,7 +71,7 @@ def caller_of(lineup: SidecarSetup) -> BotoCaller:
 
 
 @both
-def test_under_load_each_call_has_one_model_at_its_own_price(lineup: SidecarSetup) -> None:
+def test_reload_under_load_gives_each_call_one_model_and_its_price(lineup: SidecarSetup) -> None:
     copies = lineup.folder / "copies"
     with lineup.run_sidecar() as running, SegmentCopies(lineup.journal, copies):
         with ReloadLoad(lineup, ["moving", "steady"], CALLERS) as load:
@@ -97,9 +97,7 @@ def test_under_load_each_call_has_one_model_at_its_own_price(lineup: SidecarSetu
     assert set(models) == {CLAUDE, HAIKU, NOVA}
 
 
-def test_what_is_under_way_ends_as_it_began_and_a_stop_goes_before(
-    lineup: SidecarSetup, bedrock: BedrockProcess
-) -> None:
+def test_reload_keeps_calls_in_flight_and_yields_to_stop(lineup: SidecarSetup, bedrock: BedrockProcess) -> None:
     copies, ended = lineup.folder / "copies", []
     bedrock.plan(always={"frame_ms": 60, "output_tokens": 40})
 
@@ -156,7 +154,7 @@ def metric(control: str, name: str) -> set[float]:
 
 
 @both
-def test_one_mistake_refuses_all_of_it_and_says_so(lineup: SidecarSetup) -> None:
+def test_reload_with_one_mistake_is_refused_entirely(lineup: SidecarSetup) -> None:
     file, workers = lineup.folder / "config.yaml", WORKERS if lineup.options else 1
     with lineup.run_sidecar() as running:
         caller, reloader = caller_of(lineup), Reloader(running, lineup)
@@ -202,7 +200,7 @@ def test_one_mistake_refuses_all_of_it_and_says_so(lineup: SidecarSetup) -> None
 
 
 @pytest.mark.parametrize("lineup", [WORKERS], indirect=True)
-def test_a_worker_that_is_started_again_knows_that_a_file_is_refused(lineup: SidecarSetup) -> None:
+def test_restarted_worker_knows_refused_configuration(lineup: SidecarSetup) -> None:
     with lineup.run_sidecar() as running:
         reloader = Reloader(running, lineup)
         reloader.reload(AFTER)
@@ -227,7 +225,7 @@ def catches(pid: int) -> bool:
 
 
 @both
-def test_hang_ups_from_its_first_moment_on_end_nothing_and_none_is_lost(lineup: SidecarSetup) -> None:
+def test_early_and_repeated_sighups_end_nothing_and_are_not_lost(lineup: SidecarSetup) -> None:
     is_over, hung_up = threading.Event(), []
 
     def storm() -> None:
@@ -274,7 +272,7 @@ def found_by(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("lineup", [WORKERS], indirect=True)
-def test_a_worker_that_is_started_later_has_what_was_taken_on(lineup: SidecarSetup) -> None:
+def test_worker_started_later_has_reloaded_configuration(lineup: SidecarSetup) -> None:
     with lineup.run_sidecar() as running:
         reloader = Reloader(running, lineup)
         reloader.reload(AFTER)
@@ -295,7 +293,7 @@ def test_a_worker_that_is_started_later_has_what_was_taken_on(lineup: SidecarSet
         caller.client.close()
 
 
-def test_a_control_service_takes_them_on_too(tmp_path: Path, bedrock: BedrockProcess) -> None:
+def test_control_service_reloads_too(tmp_path: Path, bedrock: BedrockProcess) -> None:
     lineup = SidecarSetup(tmp_path, bedrock.url, {"path": "price-keeper.db"}, options=("--role", "control"))
     lineup.write_config()
     write_labels(lineup, BEFORE)

@@ -113,7 +113,7 @@ async def meanwhile(port: DataPort, asked: str, change: Callable[[], Awaitable[N
     return await call
 
 
-async def test_the_short_way_goes_by_the_new_ones_from_the_next_call_on(port: DataPort) -> None:
+async def test_reload_applies_to_next_warm_call(port: DataPort) -> None:
     for _ in range(3):
         assert served(await ask(port)) == ("moving", CLAUDE)
     before = recorded(port)["moving"].pico
@@ -128,9 +128,7 @@ async def test_the_short_way_goes_by_the_new_ones_from_the_next_call_on(port: Da
 
 
 @pytest.mark.parametrize("enforcement", ["soft", "hard"])
-async def test_a_call_that_waits_for_its_budget_is_served_by_the_new_ones_alone(
-    port: DataPort, enforcement: str
-) -> None:
+async def test_call_waiting_for_budget_uses_reloaded_labels_only(port: DataPort, enforcement: str) -> None:
     await budget(port, ["moving", "steady"], enforcement=enforcement)
     await ask(port)
     before = recorded(port)["moving"].pico
@@ -141,7 +139,7 @@ async def test_a_call_that_waits_for_its_budget_is_served_by_the_new_ones_alone(
 
 
 @pytest.mark.parametrize("enforcement", ["soft", "hard"])
-async def test_a_call_that_waits_finds_its_label_gone_or_another_one_there(port: DataPort, enforcement: str) -> None:
+async def test_waiting_call_finds_label_removed_or_replaced(port: DataPort, enforcement: str) -> None:
     await budget(port, ["moving", "steady", "added"], enforcement=enforcement)
     await ask(port, "steady")
     answer = await meanwhile(port, "moving", lambda: port.apply_config(labels={"steady": BEFORE["steady"]}))
@@ -154,9 +152,7 @@ async def test_a_call_that_waits_finds_its_label_gone_or_another_one_there(port:
     assert recorded(port)["added"].requests == 1
 
 
-async def test_while_the_store_is_asked_for_a_hard_budget_the_labels_may_change_too(
-    port: DataPort, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_labels_may_change_while_hard_budget_is_read(port: DataPort, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exhausted label leads to the next one, which the call did not know when it came."""
     quotas: dict[str, Value] = {"moving": 1, "added": 10**9}
     await budget(port, ["moving", "added"], enforcement="hard", quotas=quotas)
@@ -173,7 +169,7 @@ async def test_while_the_store_is_asked_for_a_hard_budget_the_labels_may_change_
     assert recorded(port)["added"].pico == last_cost(port, {"added": label(CLAUDE, 7)}, "added")
 
 
-async def test_what_answers_taught_stays_with_their_model(port: DataPort) -> None:
+async def test_forecasts_stay_with_their_model(port: DataPort) -> None:
     for _ in range(4):
         await ask(port)
         await ask(port, "steady")
@@ -187,7 +183,7 @@ async def test_what_answers_taught_stays_with_their_model(port: DataPort) -> Non
     assert set(port.handler.label_selector.meters._forecasts) == {"steady"}
 
 
-async def test_models_of_no_label_and_guardrails_follow_too(port: DataPort) -> None:
+async def test_unlabelled_models_and_guardrails_are_reloaded(port: DataPort) -> None:
     assert (await ask(port, CLAUDE.replace("4-5", "9-9"))).status == 400
     prices = PricesConfig(*(Decimal(8) for _ in range(5)))
     await port.apply_config(unlabelled="meter", default_price=prices)
@@ -209,7 +205,7 @@ async def test_models_of_no_label_and_guardrails_follow_too(port: DataPort) -> N
     assert recorded(port)["guardrails"].pico == cost + 3 * cost > 0
 
 
-async def test_a_name_that_the_configuration_takes_is_an_apps_own_no_more(tmp_path: Path) -> None:
+async def test_name_moved_to_configuration_is_no_app_label(tmp_path: Path) -> None:
     async with own_rig(tmp_path) as own:
         await own.put_org_without_budget()
         await own.make_profile()
@@ -223,7 +219,7 @@ async def test_a_name_that_the_configuration_takes_is_an_apps_own_no_more(tmp_pa
         assert (await own.ask("fast", **TURN))["x-price-keeper-model"] == ARN
 
 
-async def test_a_name_that_goes_from_an_app_to_the_configuration_is_never_nobodys(
+async def test_name_moved_from_app_to_configuration_is_always_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even for a call that waits until the app's own labels are read."""
@@ -250,7 +246,7 @@ async def test_a_name_that_goes_from_an_app_to_the_configuration_is_never_nobody
         assert last_cost(own.port, own.port.config.labels, "fast") == recorded(own.port)["fast"].pico
 
 
-async def test_new_places_are_called_and_what_is_kept_for_old_ones_goes_when_unused(
+async def test_new_endpoints_are_called_and_unused_connections_closed(
     port: DataPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with simulated_bedrock() as another:
@@ -274,7 +270,7 @@ async def test_new_places_are_called_and_what_is_kept_for_old_ones_goes_when_unu
         assert port.forwarder.health.unreachable_count == 0
 
 
-async def test_of_all_that_was_in_force_only_the_last_is_kept(port: DataPort) -> None:
+async def test_only_last_configuration_is_kept_in_memory(port: DataPort) -> None:
     for number in range(50):
         await port.apply_config(labels=AFTER if number % 2 else BEFORE)
         await ask(port)
@@ -286,7 +282,7 @@ async def test_of_all_that_was_in_force_only_the_last_is_kept(port: DataPort) ->
     assert json.dumps(list(recorded(port))) == '["moving", "steady", "guardrails", "async-jobs", "other"]'
 
 
-async def test_a_fault_in_looking_at_prices_leaves_nothing_behind_with_each_reload(
+async def test_failing_price_check_leaks_no_task_per_reload(
     port: DataPort, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def failing(_: PriceTables) -> None:
@@ -303,9 +299,7 @@ async def test_a_fault_in_looking_at_prices_leaves_nothing_behind_with_each_relo
     assert told == [failed] * 5
 
 
-async def test_no_series_ever_goes_back_and_there_are_no_more_than_some(
-    port: DataPort, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_series_never_decrease_and_are_bounded(port: DataPort, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("price_keeper.telemetry.request_stats.MAX_LABELS", 8)
     monkeypatch.setattr("price_keeper.ledger.journal.MAX_LABELS", 8)
     prices = PricesConfig(*(Decimal(8) for _ in range(5)))

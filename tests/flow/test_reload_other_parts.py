@@ -64,9 +64,7 @@ async def take_on(api: ControlHarness, whole: Config) -> None:
         (await prepared(whole))()
 
 
-async def test_the_control_api_knows_the_new_labels_and_no_others(
-    api: ControlHarness, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_control_api_knows_only_new_labels(api: ControlHarness, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     first = await api.ask("POST", f"{SHOP}/usage", USAGE | {"request_id": "r-1"}, who=CALLER)
     assert first.body["cost_usd_micros"] == "6000"
@@ -97,7 +95,7 @@ async def test_the_control_api_knows_the_new_labels_and_no_others(
     assert (await api.ask("POST", f"{SHOP}/inference-profiles", profile | {"label": "economy"})).status == 201
 
 
-async def test_a_name_that_goes_from_an_app_to_the_configuration_has_a_price_all_the_time(
+async def test_name_moved_from_app_to_configuration_always_has_a_price(
     api: ControlHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also for a usage that waits until the app's own labels are read."""
@@ -128,7 +126,7 @@ MORE = f"""{LABELS}
 NEGOTIATED = LABELS.replace("format: anthropic,", "format: anthropic, price_source: config,")
 
 
-async def test_a_label_never_falls_back_to_the_configurations_price_in_between(fleet: PriceFleet) -> None:
+async def test_reload_keeps_listed_price_of_label(fleet: PriceFleet) -> None:
     before = await fleet.start_sidecar()
     await fleet.clock.advance(CLAIM_TTL_SECONDS)  # until then no other process reads the list, whatever it lacks
     reads = len(fleet.server.reads)
@@ -145,7 +143,7 @@ async def test_a_label_never_falls_back_to_the_configurations_price_in_between(f
     assert (usd_per_1m(find_standard(negotiated)), status(negotiated).source) == (1, "config")
 
 
-async def test_what_is_being_read_for_the_labels_before_is_there_for_those_after(fleet: PriceFleet) -> None:
+async def test_list_being_read_during_reload_applies_to_new_labels(fleet: PriceFleet) -> None:
     fleet.server.gate = asyncio.Event()
     before = fleet.sidecar()
     reading = asyncio.create_task(before.refresh())
@@ -164,7 +162,7 @@ async def test_what_is_being_read_for_the_labels_before_is_there_for_those_after
 # Many.
 
 
-async def test_thousands_of_budgets_take_them_on_within_one_short_turn() -> None:
+async def test_thousands_of_budgets_reload_within_one_short_turn() -> None:
     clock = ManualClock()
     whole = parse_config(OTHERS, "config.yaml", {})
     async with Tasks(clock) as tasks:

@@ -59,7 +59,7 @@ def config_of(folder: Path) -> None:
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
 
 
-def test_a_journal_found_is_counted_once(tmp_path: Path) -> None:
+def test_found_journal_is_counted_once(tmp_path: Path) -> None:
     config_of(tmp_path)
     with sidecar("dev", "--port", "0", "--control-port", "0", folder=tmp_path) as running:
         with closing(sqlite3.connect(tmp_path / "data" / "price-keeper.db")) as other:
@@ -90,7 +90,7 @@ def test_a_journal_found_is_counted_once(tmp_path: Path) -> None:
     assert "cannot use the journal in nowhere: No such file or directory" in missing.stderr
 
 
-def test_a_journal_in_use_is_left_alone(tmp_path: Path) -> None:
+def test_journal_in_use_is_refused(tmp_path: Path) -> None:
     config_of(tmp_path)
     with sidecar("dev", "--port", "0", "--control-port", "0", folder=tmp_path):
         for arguments in (("replay", "data/journal"), ("dev", "--port", "0", "--control-port", "0")):
@@ -100,7 +100,7 @@ def test_a_journal_in_use_is_left_alone(tmp_path: Path) -> None:
             assert "Traceback" not in done.stderr
 
 
-def test_stopping_flushes_and_metrics_tell(tmp_path: Path) -> None:
+def test_shutdown_flushes_and_metrics_are_complete(tmp_path: Path) -> None:
     with sidecar("dev", "--port", "0", "--control-port", "0", folder=tmp_path) as running:
         converse(running, 3)
         with urllib.request.urlopen(f"{running.control}/metrics") as answer:

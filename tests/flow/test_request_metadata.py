@@ -48,7 +48,7 @@ def body_of(port: DataPort) -> Any:
 
 
 @pytest.mark.parametrize("operation", ["converse", "converse_stream"])
-async def test_in_the_body_of_a_conversation(port: DataPort, operation: str) -> None:
+async def test_request_metadata_is_in_converse_body(port: DataPort, operation: str) -> None:
     client = port.client(x_amzn_bedrock_request_metadata="{}")
     await called(client, operation, **TURN)
     assert body_of(port) == TURN | {"requestMetadata": OURS}
@@ -58,7 +58,7 @@ async def test_in_the_body_of_a_conversation(port: DataPort, operation: str) -> 
 
 
 @pytest.mark.parametrize("operation", ["invoke_model", "invoke_model_with_response_stream"])
-async def test_in_a_header_of_an_invocation(port: DataPort, operation: str) -> None:
+async def test_request_metadata_is_in_invoke_header(port: DataPort, operation: str) -> None:
     body = json.dumps(CLAUDE_BODY)
     await called(port.client(), operation, body=body)
     assert (header_of(port), port.bedrock.ledger[-1].body) == (OURS, body.encode())
@@ -81,7 +81,7 @@ async def test_in_a_header_of_an_invocation(port: DataPort, operation: str) -> N
         (json.dumps({str(number): "x" for number in range(14)}), "requestMetadata has at most 13 entries here"),
     ],
 )
-async def test_what_cannot_be_joined_is_refused(port: DataPort, given: str, words: str) -> None:
+async def test_unmergeable_metadata_is_refused(port: DataPort, given: str, words: str) -> None:
     client = port.client(x_amzn_bedrock_request_metadata=given)
     with pytest.raises(ClientError, match=words) as refused:
         await called(client, "invoke_model", body=json.dumps(CLAUDE_BODY))
@@ -89,13 +89,13 @@ async def test_what_cannot_be_joined_is_refused(port: DataPort, given: str, word
     assert len(port.bedrock.ledger) == 0
 
 
-async def test_unless_it_is_wanted_nothing_is_changed(tmp_path: Path) -> None:
+async def test_disabled_request_metadata_changes_nothing(tmp_path: Path) -> None:
     async with data_port(tmp_path) as port:
         await called(port.client(), "converse", **TURN, requestMetadata=FORGED)
         assert body_of(port) == TURN | {"requestMetadata": FORGED}
 
 
-def test_what_is_said_in_another_alphabet_is_escaped_in_a_header() -> None:
+def test_non_ascii_metadata_is_escaped_in_header() -> None:
     said = {"team": "caf\u00e9 \U0001f600", "odd": "a\x7f\tb"}
     given = json.dumps(said).replace("\x7f", "\\u007f")
     ((name, told),), _ = add_metadata(Operation.INVOKE, OURS, [(HEADER, given)], b"")
@@ -108,7 +108,7 @@ BIG = b'{"messages":[],"x":123456789012345678901,"y":%b,"z":{"a":1,"a":2}}' % (b
 
 
 @pytest.mark.parametrize("metadata", [b"", b',"requestMetadata":{"a":"b"}', b',\n "requestMetadata" : null '])
-def test_the_rest_of_a_body_stays_as_it_is(metadata: bytes) -> None:
+def test_rest_of_body_is_unchanged(metadata: bytes) -> None:
     body = BIG[:-1] + metadata + b"}"
     _, told = add_metadata(Operation.CONVERSE, build_identity(ORG, APP, "premium"), [], body)
     assert told.startswith(BIG[:-1] + b",")
@@ -129,7 +129,7 @@ theirs = st.fixed_dictionaries({}, optional={"requestMetadata": entries})
 
 
 @given(st.dictionaries(st.text(max_size=5), values, max_size=4), theirs, st.sampled_from([None, 1]), st.booleans())
-def test_nothing_else_of_a_body_changes(document: Any, metadata: Any, indent: int | None, is_ascii: bool) -> None:
+def test_only_metadata_of_body_changes(document: Any, metadata: Any, indent: int | None, is_ascii: bool) -> None:
     body = json.dumps(document | metadata, indent=indent, ensure_ascii=is_ascii).encode()
     _, told = add_metadata(Operation.CONVERSE, build_identity(ORG, APP, "premium"), [], body + b" \n")
     after = json.loads(told)
@@ -140,7 +140,7 @@ def test_nothing_else_of_a_body_changes(document: Any, metadata: Any, indent: in
     assert told.count(b"price-keeper-org") == 1
 
 
-def test_an_escaped_name_is_the_same_name() -> None:
+def test_escaped_member_name_is_recognised() -> None:
     ours = {"price-keeper-org": ORG, "price-keeper-label": "premium"}
     body = b'{"request\\u004detadata": {"price-keeper-\\u006frg": "forged", "PRICE-KEEPER-App": "x", "a": "b"}}'
     _, told = add_metadata(Operation.CONVERSE, build_identity(ORG, None, "premium"), [], body)

@@ -22,7 +22,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[DataPort]:
         yield port
 
 
-async def test_a_time_out_and_a_retry_are_one_call_and_one_answer(rig: DataPort) -> None:
+async def test_retry_after_timeout_is_one_call_with_one_response(rig: DataPort) -> None:
     client = rig.client(read_timeout=0.5, x_simulate_latency_ms="1200")
     answer = await asyncio.to_thread(client.converse, modelId="premium", messages=QUESTION)
     assert answer["ResponseMetadata"]["RetryAttempts"] >= 1
@@ -31,14 +31,14 @@ async def test_a_time_out_and_a_retry_are_one_call_and_one_answer(rig: DataPort)
     assert rig.bedrock.ledger[-1].is_whole
 
 
-async def test_two_calls_of_one_client_are_two(rig: DataPort) -> None:
+async def test_two_calls_of_one_client_are_separate(rig: DataPort) -> None:
     client = rig.client()
     for _ in range(2):
         await asyncio.to_thread(client.converse, modelId="premium", messages=QUESTION)
     assert len(rig.bedrock.ledger) == 2
 
 
-async def test_an_error_is_not_shown_again(rig: DataPort) -> None:
+async def test_error_is_not_replayed_to_retry(rig: DataPort) -> None:
     """boto3 repeats what was throttled under the same id, and the second try finds Bedrock well."""
     client = rig.client(x_simulate_fault="throttle", x_simulate_times="1")
     answer = await asyncio.to_thread(client.converse, modelId="premium", messages=QUESTION)
@@ -58,7 +58,7 @@ async def test_errors_are_what_boto3_expects(rig: DataPort, model: str, code: st
     assert refused.value.response["ResponseMetadata"]["RetryAttempts"] == tries
 
 
-async def test_no_token_is_denied_at_once(rig: DataPort) -> None:
+async def test_missing_token_is_denied_without_retry(rig: DataPort) -> None:
     client = replace(rig, token="no-token").client()
     with pytest.raises(ClientError) as refused:
         await asyncio.to_thread(client.converse, modelId="premium", messages=QUESTION)
@@ -67,7 +67,7 @@ async def test_no_token_is_denied_at_once(rig: DataPort) -> None:
     assert len(rig.bedrock.ledger) == 0
 
 
-async def test_what_says_who_calls_never_goes_upstream(rig: DataPort, caplog: pytest.LogCaptureFixture) -> None:
+async def test_caller_credentials_never_go_upstream(rig: DataPort, caplog: pytest.LogCaptureFixture) -> None:
     await asyncio.to_thread(rig.client().converse, modelId="premium", messages=QUESTION)
     entry = rig.bedrock.ledger[-1]
     sent = b"\n".join(name + b": " + value for name, value in entry.headers)
@@ -78,7 +78,7 @@ async def test_what_says_who_calls_never_goes_upstream(rig: DataPort, caplog: py
     assert "XYZZY" not in caplog.text
 
 
-async def test_a_stream_comes_whole_and_a_cut_one_breaks(rig: DataPort) -> None:
+async def test_stream_is_complete_and_cut_one_fails(rig: DataPort) -> None:
     def events(client: Any) -> list[Any]:
         return list(client.converse_stream(modelId="standard", messages=QUESTION)["stream"])
 

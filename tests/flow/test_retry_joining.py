@@ -113,7 +113,7 @@ BOTH = pytest.mark.parametrize(("first", "second"), [("h1", "h2"), ("h2", "h1")]
 
 @BOTH
 @on_both_loops
-async def test_a_call_sent_again_joins_the_one_under_way(first: str, second: str) -> None:
+async def test_retry_joins_call_in_flight(first: str, second: str) -> None:
     script = Stepwise(*chunked(b"one ", b"two ", b"three"))
     through = ForwardingHandler(joins_retries=True)
     async with upstream(script) as server:
@@ -137,7 +137,7 @@ async def test_a_call_sent_again_joins_the_one_under_way(first: str, second: str
 
 @BOTH
 @on_both_loops
-async def test_also_when_the_first_to_ask_has_left(first: str, second: str) -> None:
+async def test_retry_joins_call_after_first_caller_left(first: str, second: str) -> None:
     script = Stepwise(*chunked(b"one ", b"two ", b"three"))
     through = ForwardingHandler(joins_retries=True)
     async with upstream(script) as server:
@@ -158,7 +158,7 @@ async def test_also_when_the_first_to_ask_has_left(first: str, second: str) -> N
 
 @BOTH
 @on_both_loops
-async def test_a_good_answer_is_shown_again_for_a_while(first: str, second: str) -> None:
+async def test_successful_response_is_replayed_for_a_while(first: str, second: str) -> None:
     through = ForwardingHandler(joins_retries=True)
     async with upstream(reply_with(OK)) as server:
         through.set_targets(server.endpoint)
@@ -177,7 +177,7 @@ async def test_a_good_answer_is_shown_again_for_a_while(first: str, second: str)
 
 
 @on_both_loops
-async def test_nothing_is_shared_with_another_caller_body_or_invocation() -> None:
+async def test_other_caller_body_or_invocation_is_not_joined() -> None:
     script = Stepwise(OK)
     through = ForwardingHandler(joins_retries=True)
     async with upstream(script) as server:
@@ -212,7 +212,7 @@ ERRORS: dict[str, ExchangeScript] = {
 @pytest.mark.parametrize("what", ERRORS)
 @BOTH
 @on_both_loops
-async def test_errors_are_never_shown_again(what: str, first: str, second: str) -> None:
+async def test_errors_are_never_replayed(what: str, first: str, second: str) -> None:
     async def script(exchange: UpstreamExchange) -> None:
         await (ERRORS[what] if len(server.calls) == 1 else reply_with(OK))(exchange)
 
@@ -233,7 +233,7 @@ async def test_errors_are_never_shown_again(what: str, first: str, second: str) 
 
 
 @on_both_loops
-async def test_a_cut_reaches_everybody_who_joined() -> None:
+async def test_abort_reaches_every_joined_caller() -> None:
     script = Stepwise(CUT)
     through = ForwardingHandler(joins_retries=True)
     async with upstream(script) as server:
@@ -253,7 +253,7 @@ async def test_a_cut_reaches_everybody_who_joined() -> None:
 
 
 @on_both_loops
-async def test_what_outgrows_the_bound_cannot_be_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_response_above_bound_cannot_be_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_RESPONSE_BYTES", 200_000)
     script = Stepwise(OK[:250_000], OK[250_000:], OK)
     through = ForwardingHandler(joins_retries=True)
@@ -273,7 +273,7 @@ async def test_what_outgrows_the_bound_cannot_be_joined(monkeypatch: pytest.Monk
 
 
 @on_both_loops
-async def test_whoever_cannot_come_back_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_response_without_possible_retry_is_drained_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_RESPONSE_BYTES", 100_000)
     script = Stepwise(OK[:50_000], OK[50_000:200_000], OK[200_000:])
     through = ForwardingHandler(joins_retries=True)
@@ -294,7 +294,7 @@ async def test_whoever_cannot_come_back_is_not_waited_for(monkeypatch: pytest.Mo
 
 
 @on_both_loops
-async def test_nor_is_it_waited_for_without_end() -> None:
+async def test_kept_response_is_bounded_in_time() -> None:
     script = Stepwise(*chunked(b"drop ", b"by ", b"drop ", b"for ever"))
     through = ForwardingHandler(joins_retries=True)
     async with upstream(script) as server:
@@ -328,7 +328,7 @@ LONG = random.Random(6).randbytes(3_000_000)
 
 @pytest.mark.parametrize("protocol", ["h1", "h2"])
 @on_both_loops
-async def test_upstream_waits_for_a_slow_reader_but_not_for_one_that_stands_still(protocol: str) -> None:
+async def test_upstream_waits_for_slow_reader_but_not_for_stalled_one(protocol: str) -> None:
     through = ForwardingHandler(joins_retries=True)
     script = Stepwise(build_response(LONG)[:1000], build_response(LONG)[1000:])
     async with upstream(script) as server:
@@ -362,7 +362,7 @@ async def test_upstream_waits_for_a_slow_reader_but_not_for_one_that_stands_stil
 
 
 @on_both_loops
-async def test_the_last_reader_is_waited_for_as_if_it_were_the_only_one() -> None:
+async def test_last_remaining_reader_applies_back_pressure() -> None:
     through = ForwardingHandler(joins_retries=True)
     script = Stepwise(build_response(LONG)[:1000], build_response(LONG)[1000:])
     async with upstream(script) as server:

@@ -44,7 +44,7 @@ class NotToldWhatIsRevoked:
         return await self._store.get_many(keys, consistent=consistent)
 
 
-async def test_a_revoked_token_gets_no_call_through(tmp_path: Path) -> None:
+async def test_revoked_token_is_refused(tmp_path: Path) -> None:
     async with data_port(tmp_path) as port:
         tokens = TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", SystemClock().now)
         claims = tokens.verify_access(port.token)
@@ -56,7 +56,7 @@ async def test_a_revoked_token_gets_no_call_through(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("on_store_down", ["serve", "refuse"])
-async def test_while_nobody_can_tell_the_policy_decides(tmp_path: Path, on_store_down: str) -> None:
+async def test_unknown_revocation_follows_policy(tmp_path: Path, on_store_down: str) -> None:
     async with data_port(tmp_path, NotToldWhatIsRevoked, on_store_down=on_store_down) as port:
         answer = await called(port)
         if on_store_down == "serve":

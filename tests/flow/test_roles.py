@@ -107,7 +107,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         assert "Traceback" not in control.errors
 
 
-def test_a_control_service_has_no_data_port_and_wants_no_aws_credentials(fleet: Fleet) -> None:
+def test_control_service_has_no_data_port_and_needs_no_aws_credentials(fleet: Fleet) -> None:
     control = fleet.control
     assert "listens on" not in control.startup_output
     assert get(f"{control.control}/ready")[0] == 200
@@ -121,7 +121,7 @@ def test_a_control_service_has_no_data_port_and_wants_no_aws_credentials(fleet: 
     assert control.stop() == 0
 
 
-def test_the_control_service_listens_nowhere_else(fleet: Fleet) -> None:
+def test_control_service_listens_on_one_port(fleet: Fleet) -> None:
     sockets = (
         subprocess.run(["ss", "-ltnp"], capture_output=True, text=True, check=False) if shutil.which("ss") else None
     )
@@ -131,7 +131,7 @@ def test_the_control_service_listens_nowhere_else(fleet: Fleet) -> None:
     assert len(own) == 1
 
 
-def test_a_sidecar_serves_probes_alone_beside_its_data_port(fleet: Fleet) -> None:
+def test_sidecar_serves_only_probes_beside_data_port(fleet: Fleet) -> None:
     with fleet.sidecar("alone") as running:
         assert get(f"{running.control}/ready")[0] == 200
         assert get(f"{running.control}/health")[0] == 200
@@ -141,7 +141,7 @@ def test_a_sidecar_serves_probes_alone_beside_its_data_port(fleet: Fleet) -> Non
         assert running.stop() == 0
 
 
-def test_boto3_through_a_sidecar_with_tokens_that_the_control_service_made(fleet: Fleet) -> None:
+def test_boto3_works_through_sidecar_with_tokens_of_control_service(fleet: Fleet) -> None:
     with fleet.sidecar("calls") as running:
         called = _boto3(running, f"{SHOP}:{fleet.secrets[SHOP]}")
         assert (called.returncode, called.stdout) == (0, "200\n200\n"), called.stderr
@@ -173,7 +173,7 @@ def _boto3(running: Sidecar, authorization: str) -> subprocess.CompletedProcess[
     return subprocess.run(program, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
 
 
-def test_what_is_kept_goes_on_being_handed_out_without_the_control_service(fleet: Fleet) -> None:
+def test_cached_credentials_are_issued_without_control_service(fleet: Fleet) -> None:
     with fleet.sidecar("away") as running:
         url, shop = f"{running.data}/credentials", f"{SHOP}:{fleet.secrets[SHOP]}"
         first = get(url, Authorization=shop)
@@ -194,7 +194,7 @@ def test_what_is_kept_goes_on_being_handed_out_without_the_control_service(fleet
         assert running.errors.count("cannot fetch credentials from the control service") == 1
 
 
-def test_a_sidecar_that_is_not_told_who_makes_credentials_says_so(fleet: Fleet) -> None:
+def test_sidecar_without_control_url_says_so(fleet: Fleet) -> None:
     with fleet.sidecar("untold", "") as running:
         status, _, told = get(f"{running.data}/credentials", Authorization=f"{SHOP}:{fleet.secrets[SHOP]}")
         assert status == 403
@@ -206,7 +206,7 @@ def test_a_sidecar_that_is_not_told_who_makes_credentials_says_so(fleet: Fleet) 
         assert ask("POST", f"{running.data}/model/premium/converse", body, **shown)[0] == 200
 
 
-def test_a_control_service_needs_a_key_that_signs(tmp_path: Path) -> None:
+def test_control_service_needs_signing_key(tmp_path: Path) -> None:
     price_keeper("keys", "new", "--kid", "k1", "--out", "keys", folder=tmp_path)
     folder = config(tmp_path, "control", f"public_key_file: {tmp_path / 'keys/k1.pub.pem'}")
     refused = price_keeper("serve", "--role", "control", folder=folder, **FREE)

@@ -63,7 +63,7 @@ FREE_PORTS = ("--port", "0", "--control-port", "0")
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
-def test_dev_needs_nothing_and_stops_when_told(tmp_path: Path, stop: signal.Signals) -> None:
+def test_dev_needs_nothing_and_stops_on_signal(tmp_path: Path, stop: signal.Signals) -> None:
     with sidecar("dev", *FREE_PORTS, folder=tmp_path) as running:
         assert get(f"{running.control}/health") == (200, {"status": "ok"})
         checks = {"store": "ok", "journal": "ok", "revocation": "ok", "bedrock": "ok"}
@@ -73,7 +73,7 @@ def test_dev_needs_nothing_and_stops_when_told(tmp_path: Path, stop: signal.Sign
         assert running.errors == ""
 
 
-def test_serve_on_dynamodb(engines: Engines, tmp_path: Path) -> None:
+def test_serve_runs_on_dynamodb(engines: Engines, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text())
     settings = ON_DYNAMODB | {"PRICE_KEEPER__STORE__ENDPOINT": engines.endpoints["ministack"]}
     with sidecar("serve", folder=tmp_path, **settings) as running:
@@ -85,7 +85,7 @@ def test_serve_on_dynamodb(engines: Engines, tmp_path: Path) -> None:
         until_ready(running.control)
 
 
-def test_a_port_that_is_taken_is_one_clear_line(tmp_path: Path) -> None:
+def test_port_in_use_is_reported_in_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = str(holder.getsockname()[1])
         refused = price_keeper("dev", "--port", "0", "--control-port", port, folder=tmp_path)
@@ -94,7 +94,7 @@ def test_a_port_that_is_taken_is_one_clear_line(tmp_path: Path) -> None:
     assert line.startswith(f"price-keeper: cannot listen on 127.0.0.1:{port}: Address already in use; name other ports")
 
 
-def test_a_data_folder_that_cannot_be_is_one_clear_line(tmp_path: Path) -> None:
+def test_unusable_data_folder_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("in the way")
     refused = price_keeper("dev", *FREE_PORTS, folder=tmp_path)
     assert refused.returncode == 1
@@ -102,7 +102,7 @@ def test_a_data_folder_that_cannot_be_is_one_clear_line(tmp_path: Path) -> None:
     assert len(refused.stderr.splitlines()) == 1
 
 
-def test_mistakes_in_the_configuration_are_told_all_at_once(tmp_path: Path) -> None:
+def test_configuration_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("listen:\n  dta: 127.0.0.1:1\nstore: {engine: oracle}\nlabels: {}\n")
     for command in ("serve", "check-config"):
         refused = price_keeper(command, folder=tmp_path)
@@ -114,20 +114,20 @@ def test_mistakes_in_the_configuration_are_told_all_at_once(tmp_path: Path) -> N
         ]
 
 
-def test_the_default_configuration_is_good() -> None:
+def test_default_configuration_is_valid() -> None:
     checked = price_keeper("check-config", folder=ROOT)
     assert (checked.returncode, checked.stderr) == (0, "")
     assert "premium, standard, economy" in checked.stdout
 
 
 @pytest.mark.parametrize("arguments", [["tables", "nonsense"], ["nonsense"], ["dev", "--control-port", "x"]])
-def test_a_mistake_in_the_command_shows_how_it_is_used(tmp_path: Path, arguments: list[str]) -> None:
+def test_command_mistake_shows_usage(tmp_path: Path, arguments: list[str]) -> None:
     refused = price_keeper(*arguments, folder=tmp_path)
     assert refused.returncode == 2
     assert refused.stderr.startswith("usage: price-keeper")
 
 
-async def test_ready_turns_with_the_store(engines: Engines, tmp_path: Path) -> None:
+async def test_readiness_follows_store(engines: Engines, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text())
     async with fault_proxy(engines.endpoints["ministack"]) as proxy:
         settings = ON_DYNAMODB | {"PRICE_KEEPER__STORE__ENDPOINT": proxy.url}
@@ -148,7 +148,7 @@ async def test_ready_turns_with_the_store(engines: Engines, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
-def test_a_start_that_hangs_can_be_watched_and_stopped(tmp_path: Path, stop: signal.Signals) -> None:
+def test_hanging_start_answers_probes_and_stops(tmp_path: Path, stop: signal.Signals) -> None:
     """A provider of credentials may take for ever; it runs in a thread, which must not hold up the exit."""
     (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text())
     os.mkfifo(tmp_path / "never")
@@ -190,7 +190,7 @@ def until_heard(url: str) -> tuple[int, Any]:
             time.sleep(0.02)
 
 
-def test_health_has_a_port_of_its_own_if_asked_for(tmp_path: Path) -> None:
+def test_health_may_have_its_own_port(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text())
     health = f"127.0.0.1:{free_port()}"
     with sidecar("serve", folder=tmp_path, **SERVED, PRICE_KEEPER__LISTEN__HEALTH=health) as running:
@@ -200,7 +200,7 @@ def test_health_has_a_port_of_its_own_if_asked_for(tmp_path: Path) -> None:
         assert running.stop() == 0
 
 
-def test_sighup_ends_nothing(tmp_path: Path) -> None:
+def test_sighup_does_not_end_serve(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text())
     with sidecar("serve", folder=tmp_path, **SERVED) as running:
         running.process.send_signal(signal.SIGHUP)
@@ -211,7 +211,7 @@ def test_sighup_ends_nothing(tmp_path: Path) -> None:
         assert re.fullmatch(rf"\d{{4}}-\d\d-\d\dT[\d:.]+Z WARNING price_keeper\.reloading: {told}", running.errors)
 
 
-def test_sighup_ends_no_development_either(tmp_path: Path) -> None:
+def test_sighup_does_not_end_dev(tmp_path: Path) -> None:
     with sidecar("dev", *FREE_PORTS, folder=tmp_path) as running:
         running.process.send_signal(signal.SIGHUP)
         wait_until(lambda: "SIGHUP ignored: this process has no configuration file to read again" in running.errors)
@@ -219,7 +219,7 @@ def test_sighup_ends_no_development_either(tmp_path: Path) -> None:
         assert running.stop() == 0
 
 
-def test_a_flood_of_connections_takes_neither_readiness_nor_those_before(
+def test_connection_flood_keeps_readiness_and_existing_connections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There are fewer descriptors than connections; what the sidecar needs itself is not theirs."""

@@ -184,7 +184,7 @@ def _tail(jwt: str) -> str:
     return jwt.rpartition(".")[2]
 
 
-def test_it_was_heard_and_told_of(played: Played) -> None:
+def test_scenario_reached_every_failure(played: Played) -> None:
     """Or nothing could be found because nothing was there."""
     statuses = {each.status for each in played.answers}
     assert {200, 400, 401, 403, 404, 429} <= statuses
@@ -197,7 +197,7 @@ def test_it_was_heard_and_told_of(played: Played) -> None:
     assert b"credentials.issue" in played.places[f"{API}/audit"] or b"app.put" in played.places[f"{API}/audit"]
 
 
-def test_no_secret_and_no_prompt_is_anywhere(played: Played) -> None:
+def test_no_secret_or_prompt_is_found_anywhere(played: Played) -> None:
     marked = {
         "prompt": PROMPT,
         "webhook's path": HOOK_PATH,
@@ -221,7 +221,7 @@ def test_no_secret_and_no_prompt_is_anywhere(played: Played) -> None:
     assert found == []
 
 
-def test_no_refusal_repeats_what_was_sent(played: Played) -> None:
+def test_no_refusal_repeats_input(played: Played) -> None:
     refusals = [each for each in played.answers if each.status >= 400]
     assert len(refusals) > 15
     for each in refusals:
@@ -229,7 +229,7 @@ def test_no_refusal_repeats_what_was_sent(played: Played) -> None:
             assert secret.encode() not in each.body + repr(dict(each.headers)).encode()
 
 
-def test_a_crash_would_leave_no_memory_on_a_disk(played: Played) -> None:
+def test_core_dumps_are_disabled(played: Played) -> None:
     if not played.core_limit:
         pytest.skip("no /proc here, which has a process's limits")
     (line,) = [line for line in played.core_limit.splitlines() if line.startswith("Max core file size")]

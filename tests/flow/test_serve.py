@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_an_address_over_tls_is_shown_as_such(folder: Path) -> None:
+def test_tls_address_is_shown_as_https(folder: Path) -> None:
     authority, certificate, key = ensure_local_certificates(folder / "tls", time.time())
     tls = f"{{certificate_file: {certificate}, key_file: {key}}}"
     with sidecar("serve", folder=folder, PRICE_KEEPER__LISTEN__TLS=tls, **SIMULATED) as running:
@@ -48,7 +48,7 @@ def test_an_address_over_tls_is_shown_as_such(folder: Path) -> None:
         ),
     ],
 )
-def test_a_secret_that_cannot_be_used_is_one_clear_line(folder: Path, environment: dict[str, str], words: str) -> None:
+def test_unusable_secret_is_reported_in_one_line(folder: Path, environment: dict[str, str], words: str) -> None:
     refused = price_keeper("serve", folder=folder, **SERVED, **environment)
     assert refused.returncode == 2
     assert words in refused.stderr

@@ -35,7 +35,7 @@ def refusal(kind: str, status: int = 403) -> bytes:
 
 @pytest.mark.parametrize("kind", [*sorted(CREDENTIAL_ERRORS), "ExpiredTokenException:http://internal.amazon.com/"])
 @on_both_loops
-async def test_it_is_a_503_that_says_whose_they_are(kind: str) -> None:
+async def test_refused_sidecar_credentials_become_503(kind: str) -> None:
     async with (
         upstream(reply_with(refusal(kind))) as server,
         open_forwarding_port(ForwardingHandler(server.endpoint)) as rig,
@@ -53,7 +53,7 @@ async def test_it_is_a_503_that_says_whose_they_are(kind: str) -> None:
 
 @pytest.mark.parametrize("protocol", ["h1", "h2"])
 @on_both_loops
-async def test_the_next_place_of_the_label_may_take_them(protocol: str) -> None:
+async def test_next_endpoint_may_accept_credentials(protocol: str) -> None:
     async with (
         upstream(reply_with(refusal("UnrecognizedClientException"))) as first,
         upstream(reply_with(OK)) as second,
@@ -69,7 +69,7 @@ async def test_the_next_place_of_the_label_may_take_them(protocol: str) -> None:
 )
 @pytest.mark.parametrize("protocol", ["h1", "h2"])
 @on_both_loops
-async def test_whatever_else_bedrock_says_goes_on_unchanged(protocol: str, kind: str, status: int) -> None:
+async def test_other_refusals_of_bedrock_are_unchanged(protocol: str, kind: str, status: int) -> None:
     async with (
         upstream(reply_with(refusal(kind, status))) as server,
         open_forwarding_port(ForwardingHandler(server.endpoint)) as rig,
@@ -81,7 +81,7 @@ async def test_whatever_else_bedrock_says_goes_on_unchanged(protocol: str, kind:
 
 
 @on_both_loops
-async def test_readiness_finds_out_by_itself_that_a_place_is_back() -> None:
+async def test_readiness_detects_returned_endpoint() -> None:
     gone = closed_endpoint()
     async with upstream(reply_with(OK)) as server:
         through = ForwardingHandler(gone)
@@ -100,7 +100,7 @@ async def test_readiness_finds_out_by_itself_that_a_place_is_back() -> None:
 
 
 @on_both_loops
-async def test_readiness_says_so_for_a_while_or_until_there_are_others() -> None:
+async def test_refused_credentials_are_not_ready_until_renewed() -> None:
     async with upstream(reply_with(refusal("ExpiredTokenException"))) as server:
         through = ForwardingHandler(server.endpoint)
         async with open_forwarding_port(through) as rig:
@@ -119,7 +119,7 @@ async def test_readiness_says_so_for_a_while_or_until_there_are_others() -> None
 
 
 @on_both_loops
-async def test_one_place_that_says_nothing_keeps_readiness_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_endpoint_does_not_block_readiness(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 2 * module.PROBE_TIMEOUT_SECONDS < CHECK_TIMEOUT_SECONDS
     monkeypatch.setattr(module, "PROBE_TIMEOUT_SECONDS", 0.05)
     gone = closed_endpoint()
@@ -137,7 +137,7 @@ async def test_one_place_that_says_nothing_keeps_readiness_from_nothing(monkeypa
 
 
 @on_both_loops
-async def test_one_place_that_is_away_says_nothing_of_those_that_nobody_has_tried() -> None:
+async def test_unreachable_endpoint_does_not_affect_untried_ones() -> None:
     """It may be an app's own endpoint, the first to be called, and a process that is not ready gets no more calls."""
     gone = closed_endpoint()
     async with upstream(reply_with(OK)) as server:
@@ -153,7 +153,7 @@ async def test_one_place_that_is_away_says_nothing_of_those_that_nobody_has_trie
 
 
 @on_both_loops
-async def test_one_place_that_does_not_know_our_keys_says_nothing_of_others() -> None:
+async def test_endpoint_refusing_keys_does_not_affect_others() -> None:
     """Such as endpoints in a region that the account has not enabled."""
     async with (
         upstream(reply_with(refusal("UnrecognizedClientException"))) as other,
@@ -176,7 +176,7 @@ async def test_one_place_that_does_not_know_our_keys_says_nothing_of_others() ->
 
 
 @on_both_loops
-async def test_what_is_expired_is_so_everywhere() -> None:
+async def test_expired_credentials_are_refused_everywhere() -> None:
     async with upstream(reply_with(refusal("ExpiredTokenException"))) as first, upstream(reply_with(OK)) as second:
         through = ForwardingHandler(second.endpoint)
         async with open_forwarding_port(through) as rig:
@@ -190,7 +190,7 @@ async def test_what_is_expired_is_so_everywhere() -> None:
 
 
 @on_both_loops
-async def test_of_a_place_that_is_an_apps_own_nothing_is_told_once_nobody_calls_it() -> None:
+async def test_unused_app_endpoint_is_forgotten() -> None:
     """It may be of no use to any app, and deleted by now."""
     async with upstream(reply_with(OK)) as server:
         through = ForwardingHandler(closed_endpoint())

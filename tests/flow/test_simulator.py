@@ -63,7 +63,7 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 # What boto3 sees of each operation.
 
 
-async def test_a_conversation(ask):
+async def test_converse_returns_text_and_usage(ask):
     answer = await ask("converse", modelId=CLAUDE, **TURN, inferenceConfig={"maxTokens": 5})
     assert answer["stopReason"] == "max_tokens"
     assert len(answer["output"]["message"]["content"][0]["text"].split()) == 5
@@ -72,14 +72,14 @@ async def test_a_conversation(ask):
     assert usage["totalTokens"] == usage["inputTokens"] + 5
 
 
-async def test_a_longer_conversation_has_more_input(ask):
+async def test_longer_conversation_has_more_input(ask):
     answered = {"role": "assistant", "content": [{"text": "hello"}]}
     short = await ask("converse", modelId=CLAUDE, **TURN)
     longer = await ask("converse", modelId=CLAUDE, messages=[*TURN["messages"], answered, *TURN["messages"]])
     assert longer["usage"]["inputTokens"] > 2 * short["usage"]["inputTokens"]
 
 
-async def test_a_conversations_stream_says_what_the_whole_answer_says(ask):
+async def test_converse_stream_matches_whole_response(ask):
     whole = await ask("converse", modelId=CLAUDE, **TURN)
     events = (await ask("converse_stream", modelId=CLAUDE, **TURN))["stream"]
     kinds = [next(iter(event)) for event in events]
@@ -91,7 +91,7 @@ async def test_a_conversations_stream_says_what_the_whole_answer_says(ask):
     assert events[-1]["metadata"]["usage"] == whole["usage"]
 
 
-async def test_a_tool_is_called_whole_and_in_a_stream(ask):
+async def test_tool_is_called_whole_and_in_stream(ask):
     whole = await ask("converse", modelId=CLAUDE, **CALLING)
     call = whole["output"]["message"]["content"][0]["toolUse"]
     events = (await ask("converse_stream", modelId=CLAUDE, **CALLING))["stream"]
@@ -101,7 +101,7 @@ async def test_a_tool_is_called_whole_and_in_a_stream(ask):
     assert whole["stopReason"] == events[-2]["messageStop"]["stopReason"] == "tool_use"
 
 
-async def test_a_model_is_invoked(ask):
+async def test_model_is_invoked(ask):
     answer = await ask("invoke_model", modelId=CLAUDE, body=json.dumps(CLAUDE_BODY))
     body = json.loads(answer["body"])
     headers = answer["ResponseMetadata"]["HTTPHeaders"]
@@ -114,7 +114,7 @@ async def test_a_model_is_invoked(ask):
     assert len(headers["x-amzn-requestid"]) == 36
 
 
-async def test_a_model_is_invoked_with_a_stream(ask):
+async def test_model_is_invoked_with_stream(ask):
     whole = json.loads((await ask("invoke_model", modelId=CLAUDE, body=json.dumps(CLAUDE_BODY)))["body"])
     answer = await ask("invoke_model_with_response_stream", modelId=CLAUDE, body=json.dumps(CLAUDE_BODY))
     assert answer["contentType"] == "application/json"
@@ -124,7 +124,7 @@ async def test_a_model_is_invoked_with_a_stream(ask):
     assert chunks[-1]["amazon-bedrock-invocationMetrics"]["outputTokenCount"] == whole["usage"]["output_tokens"]
 
 
-async def test_tier_and_latency_are_told_in_headers(ask):
+async def test_tier_and_latency_are_in_headers(ask):
     ask.set_faults(tier="priority")
     arguments = {"modelId": CLAUDE, "body": json.dumps(CLAUDE_BODY), "performanceConfigLatency": "optimized"}
     for operation in ("invoke_model", "invoke_model_with_response_stream"):
@@ -133,7 +133,7 @@ async def test_tier_and_latency_are_told_in_headers(ask):
         assert answer["ResponseMetadata"]["HTTPHeaders"]["x-amzn-bedrock-service-tier"] == "priority"
 
 
-async def test_a_conversation_tells_tier_latency_and_guardrail(bedrock, http):
+async def test_converse_states_tier_latency_and_guardrail(bedrock, http):
     _, _, raw = await post(http, f"{bedrock.url}/model/{CLAUDE}/converse", EVERYTHING)
     answer = json.loads(raw)
     assert answer["serviceTier"] == {"type": "flex"}
@@ -145,7 +145,7 @@ async def test_a_conversation_tells_tier_latency_and_guardrail(bedrock, http):
     assert json.loads(raw)["performanceConfig"] == {"latency": "standard"}
 
 
-async def test_tokens_are_counted_as_the_call_itself_would_report_them(ask):
+async def test_counted_tokens_equal_reported_input(ask):
     counted = await ask("count_tokens", modelId=CLAUDE, input={"converse": TURN})
     used = await ask("converse", modelId=CLAUDE, **TURN)
     assert counted["inputTokens"] == used["usage"]["inputTokens"]
@@ -156,7 +156,7 @@ async def test_tokens_are_counted_as_the_call_itself_would_report_them(ask):
     assert headers["x-amzn-bedrock-input-token-count"] == str(counted["inputTokens"])
 
 
-async def test_a_guardrail_is_applied_and_counts_its_units(bedrock, ask):
+async def test_guardrail_is_applied_and_units_counted(bedrock, ask):
     arguments = {"guardrailIdentifier": "gr1", "guardrailVersion": "DRAFT"}
     fine = await ask("apply_guardrail", **arguments, source="INPUT", content=[{"text": {"text": "x" * 1001}}])
     assert (fine["action"], fine["outputs"], fine["usage"]["topicPolicyUnits"]) == ("NONE", [], 2)
@@ -166,7 +166,7 @@ async def test_a_guardrail_is_applied_and_counts_its_units(bedrock, ask):
     assert bedrock.ledger[-1].model == ""
 
 
-async def test_guardrail_checks_answer_what_was_asked(bedrock, http):
+async def test_guardrail_checks_are_answered(bedrock, http):
     """The pinned botocore does not know this operation, so plain HTTP asks."""
     messages = [{"role": "user", "content": [{"text": "x" * 2500}]}]
     checks = {"contentFilter": {"categories": [{"category": "HATE"}]}, "sensitiveInformation": {"entities": []}}
@@ -185,7 +185,7 @@ async def test_guardrail_checks_answer_what_was_asked(bedrock, http):
     assert status == 400
 
 
-async def test_an_async_job_is_started_looked_at_and_done_in_time():
+async def test_async_job_is_started_queried_and_completed():
     clock = ManualClock(datetime.now(UTC).timestamp())  # boto3 signs with the real time
     async with simulated_bedrock(clock=clock) as bedrock, open_caller(bedrock.url) as ask:
         arn = (await ask("start_async_invoke", **JOB, clientRequestToken="once"))["invocationArn"]
@@ -203,7 +203,7 @@ async def test_an_async_job_is_started_looked_at_and_done_in_time():
         assert (job["endTime"] - job["submitTime"]).total_seconds() == 30
 
 
-async def test_async_jobs_are_listed_in_pages(ask):
+async def test_async_jobs_are_paginated(ask):
     started = [(await ask("start_async_invoke", **JOB))["invocationArn"] for _ in range(3)]
     first = await ask("list_async_invokes", maxResults=2, sortOrder="Ascending")
     second = await ask("list_async_invokes", maxResults=2, sortOrder="Ascending", nextToken=first["nextToken"])
@@ -220,7 +220,7 @@ async def test_async_jobs_are_listed_in_pages(ask):
     )
 
 
-async def test_a_model_id_may_be_an_arn(bedrock, ask):
+async def test_model_id_may_be_an_arn(bedrock, ask):
     profile = "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/abc123def456"
     await ask("converse", modelId=profile, **TURN)
     await ask("invoke_model", modelId=profile, body=json.dumps(CLAUDE_BODY))
@@ -239,7 +239,7 @@ async def chat_events(http, bedrock, body, **headers: str) -> list[Any]:
     return [json.loads(event.removeprefix(b"data: ")) for event in events]
 
 
-async def test_chat_completions_tell_their_usage(bedrock, http):
+async def test_chat_completions_state_usage(bedrock, http):
     status, _, raw = await post(http, bedrock.url + CHAT_PATH, CHAT | {"service_tier": "flex"})
     answer = json.loads(raw)
     assert (status, answer["object"], answer["service_tier"]) == (200, "chat.completion", "flex")
@@ -247,7 +247,7 @@ async def test_chat_completions_tell_their_usage(bedrock, http):
     assert bedrock.ledger[-1].model == CHAT["model"]
 
 
-async def test_a_chat_stream_tells_its_usage_only_if_asked(bedrock, http):
+async def test_chat_stream_states_usage_only_on_request(bedrock, http):
     whole = json.loads((await post(http, bedrock.url + CHAT_PATH, CHAT))[2])
     plain = await chat_events(http, bedrock, CHAT | {"stream": True})
     assert not any("usage" in event for event in plain)
@@ -259,7 +259,7 @@ async def test_a_chat_stream_tells_its_usage_only_if_asked(bedrock, http):
     assert len(text.split()) == 9
 
 
-async def test_a_chat_stream_keeps_its_usage_to_itself_if_wished(bedrock, http):
+async def test_chat_stream_omits_usage_if_requested(bedrock, http):
     body = CHAT | {"stream": True, "stream_options": {"include_usage": True}}
     events = await chat_events(http, bedrock, body, **{"x-simulate-usage": "none"})
     assert not any("usage" in event for event in events)
@@ -275,13 +275,13 @@ async def test_a_chat_stream_keeps_its_usage_to_itself_if_wished(bedrock, http):
         ({}, 400, "invalid_request_error"),
     ],
 )
-async def test_chat_errors_are_of_the_types_its_clients_know(bedrock, http, wishes, status, kind):
+async def test_chat_errors_have_known_types(bedrock, http, wishes, status, kind):
     headers = {f"x-simulate-{name}": value for name, value in wishes.items()}
     answered, _, raw = await post(http, bedrock.url + CHAT_PATH, CHAT | {"service_tier": "gold"}, **headers)
     assert (answered, json.loads(raw)["error"]["type"]) == (status, kind)
 
 
-async def test_chat_errors_have_the_form_its_clients_expect(bedrock, http):
+async def test_chat_errors_have_expected_form(bedrock, http):
     status, headers, raw = await post(http, bedrock.url + CHAT_PATH, CHAT | {"model": "premium"})
     assert status == 400
     assert headers["x-amzn-errortype"].startswith("ValidationException")
@@ -291,7 +291,7 @@ async def test_chat_errors_have_the_form_its_clients_expect(bedrock, http):
 # Caching.
 
 
-async def test_a_prefix_is_written_once_and_then_read(bedrock, http):
+async def test_prefix_is_written_once_and_then_read(bedrock, http):
     url = f"{bedrock.url}/model/{CLAUDE}/converse"
     body = TURN | {"system": [{"text": LONG}, {"cachePoint": {"type": "default", "ttl": "1h"}}]}
     first, second = [json.loads((await post(http, url, body))[2])["usage"] for _ in range(2)]
@@ -303,7 +303,7 @@ async def test_a_prefix_is_written_once_and_then_read(bedrock, http):
     assert [entry.usage.cache_write_1h_tokens for entry in bedrock.ledger] == [2500, 0]
 
 
-async def test_a_streams_metrics_tell_the_cache_too(ask):
+async def test_stream_metrics_include_cache(ask):
     system = [{"type": "text", "text": LONG, "cache_control": {"type": "ephemeral"}}]
     seen = []
     for _ in range(2):
@@ -320,7 +320,7 @@ async def test_a_streams_metrics_tell_the_cache_too(ask):
 # Wishes that are no faults.
 
 
-async def test_only_what_an_answer_reveals_can_be_wished_for(ask):
+async def test_reported_counts_can_be_requested(ask):
     ask.set_faults(input_tokens=11, output_tokens=12, cache_read_tokens=13, cache_write_5m_tokens=14, latency_ms=0)
     answer = await ask("converse", modelId=CLAUDE, **TURN)
     usage = answer["usage"]
@@ -328,7 +328,7 @@ async def test_only_what_an_answer_reveals_can_be_wished_for(ask):
     assert (usage["cacheReadInputTokens"], usage["cacheWriteInputTokens"], usage["totalTokens"]) == (13, 14, 50)
 
 
-async def test_an_answer_may_come_without_its_usage(bedrock, ask):
+async def test_response_may_omit_usage(bedrock, ask):
     ask.set_faults(usage="none")
     assert "usage" not in await ask("converse", modelId=CLAUDE, **TURN)
     events = (await ask("converse_stream", modelId=CLAUDE, **TURN))["stream"]
@@ -336,7 +336,7 @@ async def test_an_answer_may_come_without_its_usage(bedrock, ask):
     assert all(entry.usage.output_tokens > 0 and entry.is_whole for entry in bedrock.ledger)
 
 
-async def test_an_unheard_of_wish_is_refused(ask):
+async def test_unknown_fault_header_is_refused(ask):
     ask.set_faults(falut="cut")
     with pytest.raises(ask.client.exceptions.ValidationException, match="x-simulate-falut"):
         await ask("converse", modelId=CLAUDE, **TURN)

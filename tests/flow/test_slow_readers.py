@@ -24,7 +24,7 @@ async def flood(request: Request, responder: Responder) -> None:
 @pytest.mark.parametrize("size", [60_000, 300_000])
 @pytest.mark.parametrize("more", [b"", b"connection: close\r\n"])
 @on_both_loops
-async def test_a_reader_that_stalls_is_cut_and_one_that_reads_is_not(size: int, more: bytes) -> None:
+async def test_stalled_reader_is_cut_and_reading_one_is_not(size: int, more: bytes) -> None:
     """Also when the response is finished and its rest fits into a buffer, which causes no event."""
     async with open_port(flood, stalled_seconds=300, idle_seconds=75, write_buffer_bytes=64 * 1024) as rig:
         slow, stalled = [await rig.connect(receive_buffer=4096) for _ in range(2)]
@@ -57,7 +57,7 @@ async def read_slowly(rig: PortHarness, wire: RawConnection, size: int) -> None:
 
 @pytest.mark.parametrize("more", [b"", b"connection: close\r\n"])
 @on_both_loops
-async def test_a_slow_but_steady_reader_is_not_cut(more: bytes) -> None:
+async def test_slow_steady_reader_is_not_cut(more: bytes) -> None:
     async with open_port(flood, stalled_seconds=300, write_buffer_bytes=64 * 1024) as rig:
         wire = await rig.connect(receive_buffer=4096)
         await eventually(lambda: rig.open_connections == 1)
@@ -68,7 +68,7 @@ async def test_a_slow_but_steady_reader_is_not_cut(more: bytes) -> None:
 
 
 @on_both_loops
-async def test_who_says_no_more_and_reads_late_still_gets_what_he_asked_for_ahead() -> None:
+async def test_half_closed_late_reader_gets_pipelined_responses() -> None:
     async with open_port(flood, write_buffer_bytes=64 * 1024) as rig:
         wire = await rig.connect(receive_buffer=4096)
         await eventually(lambda: rig.open_connections == 1)
@@ -99,7 +99,7 @@ class Waited:
 
 
 @on_both_loops
-async def test_a_flow_is_told_how_long_nothing_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unread_seconds_are_reported_to_flow(monkeypatch: pytest.MonkeyPatch) -> None:
     flow, gate = Waited(), asyncio.Event()
 
     async def attached(request: Request, responder: Responder) -> None:
@@ -125,7 +125,7 @@ async def test_a_flow_is_told_how_long_nothing_was_read(monkeypatch: pytest.Monk
 
 
 @on_both_loops
-async def test_windows_that_never_open_hold_a_stream_for_a_while_only() -> None:
+async def test_closed_window_holds_stream_for_limited_time() -> None:
     async with open_port(echo, stalled_seconds=300, idle_seconds=75) as rig:
         client = await rig.connect_http2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 10})
         client.reopens_windows = False
@@ -169,7 +169,7 @@ async def flooded(rig: PortHarness, *paths: bytes) -> Http2TestClient:
 
 
 @on_both_loops
-async def test_a_connection_that_nobody_reads_is_cut_though_it_pings() -> None:
+async def test_unread_connection_is_cut_despite_pings() -> None:
     async with open_port(streamed_flood, stalled_seconds=300) as rig:
         client = await flooded(rig, b"/10000000")
         for _ in range(9):  # the kernels settle first
@@ -181,7 +181,7 @@ async def test_a_connection_that_nobody_reads_is_cut_though_it_pings() -> None:
 
 
 @on_both_loops
-async def test_a_connection_that_is_read_slowly_is_not_cut() -> None:
+async def test_slowly_read_connection_is_not_cut() -> None:
     """Nor any of its streams, however long it is before their turn comes."""
     async with open_port(streamed_flood, stalled_seconds=300, write_buffer_bytes=16 * 1024) as rig:
         client = await flooded(rig, b"/100000", b"/100001")
@@ -196,7 +196,7 @@ async def test_a_connection_that_is_read_slowly_is_not_cut() -> None:
 
 
 @on_both_loops
-async def test_who_stalls_at_the_end_of_the_last_answer_is_cut_too() -> None:
+async def test_reader_stalled_at_end_of_last_response_is_cut() -> None:
     """Although there was more to write for a while, and then so little that no event follows."""
     async with open_port(streamed_flood, lingering_seconds=5, write_buffer_bytes=64 * 1024) as rig:
         client = await flooded(rig, b"/150000")

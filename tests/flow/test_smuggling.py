@@ -87,7 +87,7 @@ AMBIGUOUS = {
 
 @pytest.mark.parametrize("what", AMBIGUOUS)
 @on_both_loops
-async def test_it_is_refused(what: str) -> None:
+async def test_ambiguous_request_is_refused(what: str) -> None:
     seen: list[bytes] = []
 
     async def note(request: Request, responder: Responder) -> None:
@@ -103,7 +103,7 @@ async def test_it_is_refused(what: str) -> None:
 
 @pytest.mark.parametrize("pieces", [1, 3, 1000])
 @on_both_loops
-async def test_another_protocol_is_refused_however_its_first_line_comes(pieces: int) -> None:
+async def test_other_protocol_is_refused_however_its_first_line_is_split(pieces: int) -> None:
     async with open_port(echo) as rig:
         for line, is_good in ((b"POST /a RTSP/1.1", False), (b"\r\nPOST /a HTTP/1.1", True)):
             wire = await rig.connect()
@@ -129,7 +129,7 @@ async def test_pipelined_request_of_another_protocol_is_refused() -> None:
 
 @pytest.mark.parametrize("split", range(1, 25))
 @on_both_loops
-async def test_first_line_may_begin_behind_another_request(split: int) -> None:
+async def test_first_line_may_follow_another_request(split: int) -> None:
     async with open_port(echo) as rig:
         wire = await rig.connect()
         second = b"UNSUBSCRIBE /a HTTP/1.1\r\nhost: here\r\ncontent-length: 1\r\n\r\ny"
@@ -143,7 +143,7 @@ async def test_first_line_may_begin_behind_another_request(split: int) -> None:
     "host", [b"here", b"HERE:80", b"my_host.docker", b"127.0.0.1:8080", b"[::1]:8080", b"", b"a-b.c~"]
 )
 @on_both_loops
-async def test_hosts_that_are_names_or_addresses_are_taken(host: bytes) -> None:
+async def test_valid_hosts_are_accepted(host: bytes) -> None:
     async with open_port(echo) as rig:
         wire = await rig.connect()
         await wire.send(b"POST /a HTTP/1.1\r\nhost: %b\r\ncontent-length: 0\r\n\r\n" % host)
@@ -153,7 +153,7 @@ async def test_hosts_that_are_names_or_addresses_are_taken(host: bytes) -> None:
 
 
 @on_both_loops
-async def test_what_goes_upstream_is_one_request_however_it_came() -> None:
+async def test_upstream_request_is_framed_anew() -> None:
     """With a length, and the bytes it counts, even if they look like a request."""
     through = ForwardingHandler()
     async with upstream(reply_with(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")) as server:
@@ -213,7 +213,7 @@ UNFIT: dict[str, list[tuple[bytes, bytes]]] = {
 
 @pytest.mark.parametrize("what", UNFIT)
 @on_both_loops
-async def test_nor_does_it_pass_over_http2(what: str) -> None:
+async def test_ambiguous_http2_request_is_refused(what: str) -> None:
     seen: list[bytes] = []
 
     async def note(request: Request, responder: Responder) -> None:
@@ -234,7 +234,7 @@ async def test_nor_does_it_pass_over_http2(what: str) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"bod", b"body!"])
 @on_both_loops
-async def test_a_body_that_trailers_end_is_as_long_as_its_head_says(body: bytes) -> None:
+async def test_body_ended_by_trailers_must_match_content_length(body: bytes) -> None:
     """The library compares the two only where data ends a stream."""
     seen: list[bytes] = []
 
@@ -259,7 +259,7 @@ async def test_a_body_that_trailers_end_is_as_long_as_its_head_says(body: bytes)
 
 @pytest.mark.parametrize("lines", [[b"upgrade", b"close"], [b"close", b"upgrade"], [b"upgrade, close"]])
 @on_both_loops
-async def test_the_last_request_is_the_last_whatever_else_it_offers(lines: list[bytes]) -> None:
+async def test_last_request_closes_whatever_else_it_offers(lines: list[bytes]) -> None:
     seen: list[bytes] = []
 
     async def note(request: Request, responder: Responder) -> None:

@@ -121,7 +121,7 @@ FOOT = [
 ]
 
 
-def test_what_was_spent_today(place: Path) -> None:
+def test_spend_of_today_is_shown(place: Path) -> None:
     told = spend(place)
     assert told.stderr == ""
     assert told.stdout.splitlines() == [
@@ -140,7 +140,7 @@ def test_what_was_spent_today(place: Path) -> None:
     ]
 
 
-def test_a_narrower_question(place: Path) -> None:
+def test_filtered_spend_is_shown(place: Path) -> None:
     told = spend(place, f"{YESTERDAY}..today", "--org", "acme", "--by", "day")
     assert told.stdout.splitlines() == [
         f"Spend of org acme, {YESTERDAY} to {TODAY}, so far",
@@ -154,12 +154,12 @@ def test_a_narrower_question(place: Path) -> None:
     ]
 
 
-def test_a_wide_terminal_shows_more(place: Path) -> None:
+def test_wide_terminal_shows_more_columns(place: Path) -> None:
     head = spend(place, "--org", "Acme", COLUMNS="120").stdout.splitlines()[2]
     assert head.split() == ["App", "Label", "Requests", "est.", "Input", "Cached", "Output", "Units", "Cost"]
 
 
-def test_what_is_asked_for_in_vain_is_told_with_what_there_is(place: Path) -> None:
+def test_empty_result_lists_known_names(place: Path) -> None:
     assert spend(place, "--label", "premum").stdout.splitlines() == [
         f"Spend of label premum, today ({TODAY}), so far: nothing",
         *FOOT,
@@ -184,7 +184,7 @@ def test_json_is_exact_and_complete(place: Path) -> None:
     assert told["rows"][0]["app_name"] == "Shop front"
 
 
-def test_csv_is_the_same_bytes_wherever_it_goes(place: Path) -> None:
+def test_csv_is_identical_to_file_and_pipe(place: Path) -> None:
     told = spend(place, f"{YESTERDAY}..today", "--csv", run=price_keeper, PYTHONIOENCODING="ascii")
     assert told.stderr == f"{NOTE}\n"
     assert "Beta Läbs" in told.stdout
@@ -195,7 +195,7 @@ def test_csv_is_the_same_bytes_wherever_it_goes(place: Path) -> None:
     assert {row["day"] for row in rows} == {str(TODAY), str(YESTERDAY)}
 
 
-def test_focus_keeps_the_rules_and_tells_the_same_money(place: Path) -> None:
+def test_focus_output_keeps_rules_and_cost(place: Path) -> None:
     told = spend(place, f"{YESTERDAY}..today", "--focus", "--billing-account", "123456789012")
     assert faults(told.stdout) == []
     rows = list(csv.DictReader(StringIO(told.stdout)))
@@ -215,7 +215,7 @@ def test_focus_keeps_the_rules_and_tells_the_same_money(place: Path) -> None:
     assert [row["ConsumedQuantity"] for row in only] == ["8"]
 
 
-def test_without_a_configuration_by_the_folder_of_the_development_mode(place: Path) -> None:
+def test_data_dir_option_needs_no_configuration(place: Path) -> None:
     told = spend(place.parent, "--data-dir", str(place / "data"), "--org", "Acme", "--focus")
     assert {row["RegionId"] for row in csv.DictReader(StringIO(told.stdout))} == {"us-east-1"}
 
@@ -235,14 +235,14 @@ def test_without_a_configuration_by_the_folder_of_the_development_mode(place: Pa
         (["--config", "none.yaml"], "none.yaml: cannot be read"),
     ],
 )
-def test_a_mistake_ends_with_2_and_says_what_is_allowed(place: Path, arguments: list[str], says: str) -> None:
+def test_invalid_arguments_exit_2_with_allowed_values(place: Path, arguments: list[str], says: str) -> None:
     told = call_in_process("spend", *arguments, folder=place)
     assert (told.returncode, told.stdout) == (2, "")
     assert says in " ".join(told.stderr.split())
     assert "Traceback" not in told.stderr
 
 
-def test_where_there_is_nothing_to_read(tmp_path: Path) -> None:
+def test_missing_store_is_reported(tmp_path: Path) -> None:
     told = call_in_process("spend", folder=tmp_path)
     assert (told.returncode, told.stdout) == (2, "")
     assert "there is no config.yaml here; name one with --config FILE" in told.stderr
@@ -273,7 +273,7 @@ def on_a_terminal(place: Path, **environment: str) -> str:
     return told
 
 
-def test_colors_are_for_terminals_that_want_them(place: Path) -> None:
+def test_colors_are_for_terminals_only(place: Path) -> None:
     assert "\x1b[36m█" in on_a_terminal(place)
     for without in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
         told = on_a_terminal(place, **without)
@@ -282,14 +282,14 @@ def test_colors_are_for_terminals_that_want_them(place: Path) -> None:
     assert "\x1b[36m" in on_a_terminal(place, NO_COLOR="")
 
 
-def test_a_terminal_that_knows_ascii_alone(place: Path) -> None:
+def test_ascii_terminal_gets_ascii(place: Path) -> None:
     told = spend(place, "--by", "org", run=price_keeper, PYTHONIOENCODING="ascii").stdout
     assert told.isascii()
     assert "####" in told
     assert "Beta L?bs" in told
 
 
-def test_while_a_sidecar_runs_on_the_same_file(tmp_path: Path) -> None:
+def test_spend_is_readable_while_sidecar_runs(tmp_path: Path) -> None:
     arguments = ("dev", "--data-dir", "data", "--port", "0", "--control-port", "0")
     with sidecar(*arguments, folder=tmp_path):
         assert "nothing" in spend(tmp_path, "--data-dir", "data").stdout
@@ -298,7 +298,7 @@ def test_while_a_sidecar_runs_on_the_same_file(tmp_path: Path) -> None:
         assert Decimal(told["total"]["cost_usd_micros"]) * 10**6 == ACME_TODAY
 
 
-async def test_on_dynamodb(tmp_path: Path, engines: Engines) -> None:
+async def test_spend_reads_dynamodb(tmp_path: Path, engines: Engines) -> None:
     async with engines.open("ministack", tmp_path) as store:
         await fill(store, tmp_path)
     endpoint = engines.endpoints["ministack"]

@@ -58,7 +58,7 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_first_comes_all_of_it_and_then_what_is_new(api: ControlHarness) -> None:
+async def test_events_start_with_everything_then_changes(api: ControlHarness) -> None:
     async with open_events(api, IN_FULL) as (answer, events):
         assert (answer.status, answer.headers["Content-Type"]) == (200, "text/event-stream")
         assert answer.headers["Cache-Control"] == "no-store"
@@ -74,9 +74,7 @@ async def test_first_comes_all_of_it_and_then_what_is_new(api: ControlHarness) -
             pass
 
 
-async def test_when_nothing_is_new_a_heartbeat_comes_and_no_data(
-    api: ControlHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_heartbeat_without_changes_has_no_data(api: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     async def same(*_: Any) -> dict[str, Any]:
         return {"scope": 1}
 
@@ -88,13 +86,13 @@ async def test_when_nothing_is_new_a_heartbeat_comes_and_no_data(
                 pass
 
 
-async def test_a_head_is_answered_and_listens_to_nothing(api: ControlHarness) -> None:
+async def test_head_request_does_not_subscribe(api: ControlHarness) -> None:
     answer = await api.ask("HEAD", "/status/events")
     assert (answer.status, answer.raw, answer.headers["Content-Type"]) == (200, b"", "text/event-stream")
     assert len(api.parts.page.subscriptions) == 0
 
 
-async def test_however_many_listen_it_is_found_out_once(api: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_listeners_share_one_read(api: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     made = 0
     making = status_board._build_board
 
@@ -116,7 +114,7 @@ async def test_however_many_listen_it_is_found_out_once(api: ControlHarness, mon
         assert api.store.asked - asked <= 6 * (ticks + 1)  # type: ignore[attr-defined]
 
 
-async def test_too_many_are_told_to_ask_for_themselves_and_room_comes_back(api: ControlHarness) -> None:
+async def test_excess_listeners_are_refused_and_slots_released(api: ControlHarness) -> None:
     app = api.auth_headers((ORG, "shop"))
     async with AsyncExitStack() as open_now:
         for who, most in ((api.auth_headers("admin"), MAX_ADMIN_PAGES), (app, MAX_PAGES_PER_CLIENT)):
@@ -135,7 +133,7 @@ async def test_too_many_are_told_to_ask_for_themselves_and_room_comes_back(api: 
         assert again.status == 200
 
 
-async def test_while_the_store_is_away_the_page_says_so_and_goes_on(api: ControlHarness) -> None:
+async def test_store_outage_is_shown_and_stream_continues(api: ControlHarness) -> None:
     async with open_events(api, IN_FULL) as (_, events):
         assert (await events.next())[1]["trouble"] is None
         api.store.is_away = True  # type: ignore[attr-defined]
@@ -144,7 +142,7 @@ async def test_while_the_store_is_away_the_page_says_so_and_goes_on(api: Control
         assert (await events.until("trouble"))["trouble"] is None
 
 
-async def test_a_session_that_ends_ends_what_it_listens_to(api: ControlHarness) -> None:
+async def test_ended_session_ends_its_stream(api: ControlHarness) -> None:
     browser = Browser(api)
     await browser.sign_in_as(ORG, "shop")
     assert browser.cookie is not None
@@ -157,7 +155,7 @@ async def test_a_session_that_ends_ends_what_it_listens_to(api: ControlHarness) 
             await events.next()
 
 
-async def test_when_the_process_stops_nobody_waits_for_who_listens(api: ControlHarness) -> None:
+async def test_shutdown_ends_streams(api: ControlHarness) -> None:
     async with open_events(api) as (_, events):
         await events.next()
         api.control.stop()
@@ -167,7 +165,7 @@ async def test_when_the_process_stops_nobody_waits_for_who_listens(api: ControlH
     assert (await api.ask("GET", "/status/events")).status == 503
 
 
-def test_a_page_that_is_open_holds_up_no_drain(tmp_path: Path) -> None:
+def test_open_page_does_not_delay_drain(tmp_path: Path) -> None:
     with sidecar("dev", "--port", "0", "--control-port", "0", folder=tmp_path) as running:
         key = (tmp_path / "data" / "admin-key").read_text()
         asked = urllib.request.Request(f"{running.control}/status/events", headers={"X-API-Key": key})
@@ -181,7 +179,7 @@ def test_a_page_that_is_open_holds_up_no_drain(tmp_path: Path) -> None:
         assert json.dumps(running.startup_output).count("/status") == 1
 
 
-def test_what_grows_while_nobody_looks_is_known_as_well(tmp_path: Path) -> None:
+def test_spend_without_listeners_is_in_history(tmp_path: Path) -> None:
     """By the totals that the process brings up to date in any case."""
     (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text())
     settings = SERVED | {"PRICE_KEEPER_API_KEY": ADMIN_KEY, "PRICE_KEEPER__AGGREGATOR__INTERVAL_SECS": "0.1"}

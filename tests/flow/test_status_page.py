@@ -62,7 +62,7 @@ async def spend(api: ControlHarness, name: str, label: str, millions: int, path:
 # What anybody may see.
 
 
-async def test_the_page_and_its_files_are_for_anybody_and_hold_no_data(shop: ControlHarness) -> None:
+async def test_page_files_are_public_and_hold_no_data(shop: ControlHarness) -> None:
     page = await shop.ask("GET", "/status", who=None)
     text = page.raw.decode()
     assert (page.status, page.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
@@ -80,7 +80,7 @@ async def test_the_page_and_its_files_are_for_anybody_and_hold_no_data(shop: Con
         assert other not in text
 
 
-async def test_every_file_of_the_page_is_served_as_what_it_is_and_nothing_else(api: ControlHarness) -> None:
+async def test_every_page_file_has_its_content_type_and_nothing_else_is_served(api: ControlHarness) -> None:
     kinds = {
         "js": "text/javascript; charset=utf-8",
         "css": "text/css; charset=utf-8",
@@ -111,7 +111,7 @@ async def test_every_file_of_the_page_is_served_as_what_it_is_and_nothing_else(a
         assert (await api.ask("GET", f"/status/{name}", who=None)).status == 404, name
 
 
-async def test_who_is_not_signed_in_is_told_so_and_shown_nothing(shop: ControlHarness) -> None:
+async def test_signed_out_visitor_sees_nothing(shop: ControlHarness) -> None:
     told = await Browser(shop).ask("GET", "/status/session")
     assert (told.status, told.body["is_signed_in"], told.body["org"]) == (200, False, None)
     for path in ("/status/board", "/status/events", f"{SHOP}/what-if?label=premium&quota_usd_micros=1"):
@@ -122,7 +122,7 @@ async def test_who_is_not_signed_in_is_told_so_and_shown_nothing(shop: ControlHa
 # Signing in and out.
 
 
-async def test_an_administrator_signs_in_and_out(shop: ControlHarness) -> None:
+async def test_administrator_signs_in_and_out(shop: ControlHarness) -> None:
     browser = Browser(shop)
     answer = await browser.sign_in()
     assert (answer.status, answer.body["is_admin"], answer.body["org"]) == (200, True, None)
@@ -144,7 +144,7 @@ async def test_an_administrator_signs_in_and_out(shop: ControlHarness) -> None:
     assert (await browser.ask("DELETE", "/status/session")).status == 200
 
 
-async def test_by_https_the_cookie_is_for_https_alone(api: ControlHarness) -> None:
+async def test_https_cookie_is_secure(api: ControlHarness) -> None:
     host = "keeper.localhost"
     headers = PAGE | {"Origin": "https://127.0.0.1", "Host": "127.0.0.1"}
     body = {"kind": "admin", "secret": ADMIN_KEY}
@@ -155,7 +155,7 @@ async def test_by_https_the_cookie_is_for_https_alone(api: ControlHarness) -> No
 
 
 @pytest.mark.parametrize("secret", ["wrong", ADMIN_KEY + "x", ADMIN_KEY.upper(), "a.b.c"])
-async def test_wrong_secrets_are_limited_as_everywhere(api: ControlHarness, secret: str) -> None:
+async def test_failed_sign_ins_are_limited(api: ControlHarness, secret: str) -> None:
     kind = "client" if secret == "a.b.c" else "admin"
     statuses = [(await Browser(api).sign_in(kind, secret)).status for _ in range(12)]
     assert statuses == [401] * 10 + [429] * 2
@@ -166,14 +166,14 @@ async def test_wrong_secrets_are_limited_as_everywhere(api: ControlHarness, secr
 @pytest.mark.parametrize(
     "body", [{}, {"kind": "root", "secret": "x"}, {"kind": "admin"}, {"kind": "admin", "secret": "ä"}]
 )
-async def test_what_is_no_sign_in_is_told_what_one_is(api: ControlHarness, body: Any) -> None:
+async def test_malformed_sign_in_is_explained(api: ControlHarness, body: Any) -> None:
     answer = await Browser(api).ask("POST", "/status/session", body)
     assert (answer.status, bool(answer.body["details"])) == (400, True)
     assert "Set-Cookie" not in answer.headers
 
 
 @pytest.mark.parametrize("name", ["secret", "client_secret", "refresh_token", "token"])
-async def test_a_secret_that_cannot_be_one_is_not_told_back(api: ControlHarness, name: str) -> None:
+async def test_malformed_secret_is_not_echoed(api: ControlHarness, name: str) -> None:
     """The page would show it to bystanders."""
     path = {"secret": "/status/session", "client_secret": "/auth/token", "refresh_token": "/auth/refresh"}
     for mistyped in (ADMIN_KEY + "–", [ADMIN_KEY]):
@@ -183,7 +183,7 @@ async def test_a_secret_that_cannot_be_one_is_not_told_back(api: ControlHarness,
         assert ADMIN_KEY[:8] not in answer.raw.decode()
 
 
-async def test_whoever_shares_an_address_keeps_nobody_from_signing_in(tmp_path: Path) -> None:
+async def test_shared_address_does_not_block_sign_in(tmp_path: Path) -> None:
     rates = LocalApiRateLimiter(ManualClock().monotonic, 3, 1)
     async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path, rates=rates) as api:
         assert [(await api.ask("GET", "/openapi.json", who=None)).status for _ in range(4)] == [200] * 3 + [429]
@@ -197,7 +197,7 @@ async def test_whoever_shares_an_address_keeps_nobody_from_signing_in(tmp_path: 
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-async def test_a_cookie_that_is_none_goes_however_many_wrong_ones_were_shown(api: ControlHarness, method: str) -> None:
+async def test_invalid_cookie_is_removed_despite_limit(api: ControlHarness, method: str) -> None:
     """Otherwise its browser would get nothing else, even once it has a valid key."""
     port = api.url.rpartition(":")[2]
     for _ in range(12):
@@ -206,9 +206,7 @@ async def test_a_cookie_that_is_none_goes_however_many_wrong_ones_were_shown(api
     assert (answer.status, int(answer.headers["Retry-After"]) > 0) == (429, True)
 
 
-async def test_a_session_ends_with_its_time_its_token_and_its_key(
-    shop: ControlHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_session_ends_with_its_expiry_token_or_key(shop: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     admin, client, revoked = Browser(shop), Browser(shop), Browser(shop)
     assert (await admin.sign_in()).status == 200
     assert (await client.sign_in_as(ORG, "shop")).status == 200
@@ -232,7 +230,7 @@ async def test_a_session_ends_with_its_time_its_token_and_its_key(
     assert "Max-Age=0" in told.headers["Set-Cookie"]
 
 
-async def test_a_session_is_good_for_the_page_alone_and_a_token_is_no_session(shop: ControlHarness) -> None:
+async def test_page_session_and_access_token_are_not_interchangeable(shop: ControlHarness) -> None:
     browser = Browser(shop)
     await browser.sign_in_as(ORG, "shop")
     assert browser.cookie is not None
@@ -259,7 +257,7 @@ async def test_a_session_is_good_for_the_page_alone_and_a_token_is_no_session(sh
 # What a page from elsewhere cannot do, though the browser adds the cookie.
 
 
-async def test_a_foreign_page_changes_and_reads_nothing(shop: ControlHarness) -> None:
+async def test_foreign_page_changes_and_reads_nothing(shop: ControlHarness) -> None:
     browser = Browser(shop)
     await browser.sign_in()
     assert browser.cookie is not None
@@ -303,7 +301,7 @@ async def test_a_foreign_page_changes_and_reads_nothing(shop: ControlHarness) ->
 # Whose data.
 
 
-async def test_nobody_is_shown_what_is_not_his(shop: ControlHarness) -> None:
+async def test_visitors_see_only_their_own_data(shop: ControlHarness) -> None:
     await put(shop, "till", org=OTHER, org_name="Rival")
     await put(shop, "bot")
     for who, rows in ((("admin"), {"shop", "bot", "till"}), ((ORG, None), {"shop", "bot"}), ((ORG, "shop"), {"shop"})):
@@ -342,12 +340,12 @@ async def _board(api: ControlHarness, who: Any, query: str = "") -> ControlRespo
     "query",
     ["org=x", f"org={ORG}&app=..", "app=shop", "after=x", f"after={ORG}/a/b", "nothing=1", f"search={'x' * 101}"],
 )
-async def test_what_cannot_be_asked_for_is_told(api: ControlHarness, query: str) -> None:
+async def test_invalid_query_is_explained(api: ControlHarness, query: str) -> None:
     answer = await api.ask("GET", f"/status/board?{query}")
     assert (answer.status, bool(answer.body["details"])) == (400, True)
 
 
-async def test_every_budget_is_found_page_by_page_and_by_its_name(api: ControlHarness) -> None:
+async def test_every_budget_is_found_by_page_and_name(api: ControlHarness) -> None:
     orgs = [str(UUID(int=number)) for number in range(1, 31)]
     for number, org in enumerate(orgs):
         apps = [f"app-{app}" for app in range(number % 3 * 3)]
@@ -376,9 +374,7 @@ async def test_every_budget_is_found_page_by_page_and_by_its_name(api: ControlHa
         assert [(row["org"], row["app"]) for row in rows] == expected
 
 
-async def test_a_long_search_is_bounded_and_goes_on_where_it_ended(
-    api: ControlHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_long_search_is_bounded_and_resumable(api: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget_list, "MAX_READS", 3)
     orgs = [str(UUID(int=number)) for number in range(1, 40)]
     for org in orgs:
@@ -394,7 +390,7 @@ async def test_a_long_search_is_bounded_and_goes_on_where_it_ended(
 # What it tells.
 
 
-async def test_the_board_tells_what_is_spent_what_serves_and_what_happened(shop: ControlHarness) -> None:
+async def test_board_shows_spend_labels_and_events(shop: ControlHarness) -> None:
     await spend(shop, "one", "premium", 1)
     told = (await _board(shop, (ORG, "shop"), f"?org={ORG}&app=shop")).body
     assert (told["health"]["status"], told["trouble"]) == ("ready", None)
@@ -429,7 +425,7 @@ async def test_the_board_tells_what_is_spent_what_serves_and_what_happened(shop:
     assert (row["serves"], row["is_overridden"], row["labels"][0]["mode"]) == ("economy", True, "EXCEEDED")
 
 
-async def test_what_the_totals_know_and_this_process_does_not_is_looked_up(shop: ControlHarness) -> None:
+async def test_board_reads_totals_unknown_to_process(shop: ControlHarness) -> None:
     """As of a fleet's spend, on a control service that serves no calls itself."""
     query = f"?org={ORG}&app=shop"
     assert (await _board(shop, "admin", query)).body["scope"]["labels"][0]["spent_usd_micros"] == "0"
@@ -452,7 +448,7 @@ def _period(api: ControlHarness) -> str:
     return datetime.fromtimestamp(api.clock.now(), UTC).strftime("DAY#%Y%m%d")
 
 
-async def test_what_if_tells_and_changes_nothing(shop: ControlHarness) -> None:
+async def test_what_if_changes_nothing(shop: ControlHarness) -> None:
     await spend(shop, "one", "premium", 2)
     before = (await shop.ask("GET", API)).raw
     told = await shop.ask("GET", f"{SHOP}/what-if?label=premium&quota_usd_micros=5000000", who=(ORG, "shop"))

@@ -61,7 +61,7 @@ def used(port: DataPort) -> tuple[int, int]:
     return len(usages), pico
 
 
-async def test_nobody_notices_and_nothing_is_lost(tmp_path: Path) -> None:
+async def test_store_outage_is_unnoticed_and_loses_nothing(tmp_path: Path) -> None:
     stores: list[ScriptedFaults] = []
 
     def away(store: Any) -> ScriptedFaults:
@@ -85,7 +85,7 @@ async def test_nobody_notices_and_nothing_is_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["serve", "refuse"])
-async def test_callers_are_told_when_no_more_may_wait(tmp_path: Path, policy: str) -> None:
+async def test_store_outage_above_unflushed_limit_refuses_calls(tmp_path: Path, policy: str) -> None:
     """`serve` bears it up to a limit, `refuse` not at all."""
     stores: list[ScriptedFaults] = []
 
@@ -116,7 +116,7 @@ async def test_callers_are_told_when_no_more_may_wait(tmp_path: Path, policy: st
         assert await spent(port, stores[0]) == used(port)
 
 
-async def test_renamed_store_file_moved_back_has_all_that_waited(tmp_path: Path) -> None:
+async def test_renamed_store_file_moved_back_gets_pending_calls(tmp_path: Path) -> None:
     path, away = tmp_path / "store.db", tmp_path / "away.db"
     async with data_port(tmp_path) as port:
         flusher = port.recording.flusher
@@ -137,7 +137,7 @@ async def test_renamed_store_file_moved_back_has_all_that_waited(tmp_path: Path)
         assert used(port)[0] == 16
 
 
-def test_deleted_store_file_is_told_by_readiness_and_the_log(tmp_path: Path) -> None:
+def test_deleted_store_file_is_reported_by_readiness_and_log(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text())
     with sidecar("serve", folder=tmp_path, **SERVED) as running:
         assert store_readiness(running) == (200, "ok")
@@ -148,7 +148,7 @@ def test_deleted_store_file_is_told_by_readiness_and_the_log(tmp_path: Path) -> 
         assert not (tmp_path / "data" / "price-keeper.db").exists()
 
 
-def test_deleted_store_file_is_logged_though_nobody_asks(tmp_path: Path) -> None:
+def test_deleted_store_file_is_logged_without_calls(tmp_path: Path) -> None:
     """A process without calls checks by itself."""
     (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text())
     with sidecar("serve", folder=tmp_path, **SERVED) as running:

@@ -44,7 +44,7 @@ def place(request: pytest.FixtureRequest, engines: Engines, tmp_path: Path) -> P
     return Place(tmp_path, engines.endpoints[request.param])
 
 
-def test_create_makes_every_table_and_check_finds_them_good(place: Place) -> None:
+def test_create_makes_every_table_and_check_accepts_them(place: Place) -> None:
     before = place.tables("check")
     assert before.returncode == 1
     assert before.stdout.count("it does not exist") == len(TABLES)
@@ -62,7 +62,7 @@ def test_create_makes_every_table_and_check_finds_them_good(place: Place) -> Non
     assert json.loads(again.stdout) == {f"{place.prefix}{name}": "was there" for name in TABLES}
 
 
-def test_create_mends_what_was_half_made(place: Place) -> None:
+def test_create_completes_half_created_tables(place: Place) -> None:
     client = place.client()
     client.create_table(
         TableName=f"{place.prefix}revoked-tokens",
@@ -77,7 +77,7 @@ def test_create_mends_what_was_half_made(place: Place) -> None:
     assert expiry["AttributeName"] == "expires_at_epoch"
 
 
-def test_check_tells_what_create_cannot_mend(place: Place) -> None:
+def test_check_reports_what_create_cannot_change(place: Place) -> None:
     client = place.client()
     client.create_table(
         TableName=f"{place.prefix}config",
@@ -99,7 +99,7 @@ def test_check_tells_what_create_cannot_mend(place: Place) -> None:
     ]
 
 
-def test_a_server_that_is_away_is_one_clear_line(tmp_path: Path) -> None:
+def test_unreachable_server_is_reported_in_one_line(tmp_path: Path) -> None:
     place = Place(tmp_path, "http://127.0.0.1:9")
     for verb in ("create", "check"):
         refused = place.tables(verb)
@@ -108,7 +108,7 @@ def test_a_server_that_is_away_is_one_clear_line(tmp_path: Path) -> None:
         assert len(refused.stderr.splitlines()) == 1
 
 
-def test_describe_names_every_table_without_asking_anybody(tmp_path: Path) -> None:
+def test_describe_lists_every_table_offline(tmp_path: Path) -> None:
     place = Place(tmp_path, "http://127.0.0.1:9")
     described = json.loads(place.tables("describe", "--json").stdout)
     assert [entry["table"] for entry in described] == [place.prefix + name for name in TABLES]
@@ -116,7 +116,7 @@ def test_describe_names_every_table_without_asking_anybody(tmp_path: Path) -> No
     assert len(place.tables("describe").stdout.splitlines()) == len(TABLES)
 
 
-def test_tables_of_the_embedded_store(tmp_path: Path) -> None:
+def test_tables_of_sqlite_are_created_and_checked(tmp_path: Path) -> None:
     environment = {"PRICE_KEEPER__STORE__ENGINE": "sqlite", "PRICE_KEEPER__STORE__PATH": "here/store.db"}
     Place(tmp_path, "http://127.0.0.1:9")
 
@@ -130,7 +130,7 @@ def test_tables_of_the_embedded_store(tmp_path: Path) -> None:
     assert tables("create").stdout.splitlines() == [f"{name}: was there" for name in TABLES]
 
 
-def test_the_template_in_the_tree_is_the_schemas_own() -> None:
+def test_cloudformation_template_matches_schema() -> None:
     assert TEMPLATE.read_text() == format_cloudformation_yaml(), (
         "run: price-keeper tables describe --cloudformation > deploy/cloudformation/tables.yaml"
     )
@@ -140,7 +140,7 @@ def test_the_template_in_the_tree_is_the_schemas_own() -> None:
 NOT_DEPLOYED = ["time to live is off and should be on expires_at_epoch", "point-in-time recovery is off"]
 
 
-def test_the_template_deploys_and_its_tables_are_good(place: Place) -> None:
+def test_cloudformation_template_deploys_valid_tables(place: Place) -> None:
     stack = place.client("cloudformation")
     stack.create_stack(
         StackName=f"stack-{place.prefix}",
@@ -156,7 +156,7 @@ def test_the_template_deploys_and_its_tables_are_good(place: Place) -> None:
     assert place.tables("check").returncode == 0
 
 
-def test_the_template_expires_recovers_and_keeps_every_table() -> None:
+def test_cloudformation_template_sets_expiry_recovery_and_retention() -> None:
     resources = yaml.safe_load(TEMPLATE.read_text())["Resources"]
     assert len(resources) == len(TABLES)
     for resource in resources.values():

@@ -37,7 +37,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
         yield started
 
 
-def test_an_sdk_asks_over_tls_as_pasted(running: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sdk_works_over_tls_with_pasted_environment(running: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in running.exports.items():
         if not name.startswith("AWS_CONTAINER"):
             monkeypatch.setenv(name, value)
@@ -48,7 +48,7 @@ def test_an_sdk_asks_over_tls_as_pasted(running: Sidecar, monkeypatch: pytest.Mo
         boto3.session.Session().client("bedrock-runtime").converse(modelId="premium", messages=QUESTION)
 
 
-def test_an_api_key_goes_as_bearer(running: Sidecar) -> None:
+def test_api_key_is_accepted_as_bearer(running: Sidecar) -> None:
     context = ssl.create_default_context(cafile=running.exports["CURL_CA_BUNDLE"])
     body = json.dumps({"model": "premium", "messages": [{"role": "user", "content": "Hello"}]}).encode()
     request = urllib.request.Request(
@@ -72,7 +72,7 @@ def test_both_protocols_are_offered(running: Sidecar, protocol: str) -> None:
         assert wrapped.selected_alpn_protocol() == protocol
 
 
-def test_the_local_authority_stays_until_it_is_about_to_expire(tmp_path: Path) -> None:
+def test_local_authority_is_kept_until_it_expires(tmp_path: Path) -> None:
     files = ensure_local_certificates(tmp_path / "tls", NOW)
     first = [file.read_bytes() for file in files]
     assert [stat.S_IMODE(os.stat(file).st_mode) for file in files] == [0o600] * 3
@@ -83,7 +83,7 @@ def test_the_local_authority_stays_until_it_is_about_to_expire(tmp_path: Path) -
     create_server_context(files[1], files[2])
 
 
-def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+def test_unusable_tls_files_are_named(tmp_path: Path) -> None:
     _, certificate, key = ensure_local_certificates(tmp_path / "good", NOW)
     _, _, other_key = ensure_local_certificates(tmp_path / "other", NOW)
     (tmp_path / "text").write_text("no certificate")
@@ -119,7 +119,7 @@ async def is_served(rig: PortHarness, trust: ssl.SSLContext) -> None:
 
 
 @on_both_loops
-async def test_connections_are_counted_and_timed_from_before_their_handshake(tmp_path: Path) -> None:
+async def test_connections_count_from_before_handshake(tmp_path: Path) -> None:
     before = descriptors()
     async with over_tls(tmp_path, connections=4, surplus_connections=1, head_seconds=20) as (rig, trust):
         await is_served(rig, trust)
@@ -146,7 +146,7 @@ async def test_connections_are_counted_and_timed_from_before_their_handshake(tmp
 
 
 @on_both_loops
-async def test_of_too_many_handshakes_the_oldest_makes_room(tmp_path: Path) -> None:
+async def test_excess_handshakes_close_oldest(tmp_path: Path) -> None:
     async with over_tls(tmp_path, handshakes=3) as (rig, trust):
         silent = [await rig.connect() for _ in range(3)]
         await eventually(lambda: rig.open_connections == 3)
@@ -162,7 +162,7 @@ async def test_of_too_many_handshakes_the_oldest_makes_room(tmp_path: Path) -> N
 
 
 @on_both_loops
-async def test_a_handshake_does_not_hold_up_a_drain(tmp_path: Path) -> None:
+async def test_handshake_does_not_delay_drain(tmp_path: Path) -> None:
     async with over_tls(tmp_path) as (rig, _):
         wire = await rig.connect()
         await eventually(lambda: rig.open_connections == 1)

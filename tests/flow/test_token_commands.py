@@ -53,7 +53,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield Running(folder, process)
 
 
-def test_a_token_is_printed_alone_or_with_all_that_came(running: Running) -> None:
+def test_token_is_printed_alone_or_as_json(running: Running) -> None:
     plain = running.token()
     assert (plain.returncode, plain.stderr) == (0, "")
     assert re.fullmatch(r"[\w-]+\.[\w-]+\.[\w-]+\n", plain.stdout)
@@ -61,7 +61,7 @@ def test_a_token_is_printed_alone_or_with_all_that_came(running: Running) -> Non
     assert {"access_token", "refresh_token", "expires_in", "session_id"} <= told.keys()
 
 
-def test_the_printed_environment_lets_an_app_call(running: Running) -> None:
+def test_printed_environment_lets_app_call(running: Running) -> None:
     printed = running.token("--env", "--data", running.process.data)
     assert printed.returncode == 0, printed.stderr
     script = f"{printed.stdout}\nexec {sys.executable} -c '{_CALL}'"
@@ -79,7 +79,7 @@ _CALL = (
 )
 
 
-def test_the_secret_comes_from_a_file_or_from_whoever_types_it_unseen(running: Running) -> None:
+def test_secret_is_read_from_file_or_hidden_prompt(running: Running) -> None:
     (running.folder / "secret").write_text(running.secret + "\n")
     assert running.asked("token", CLIENT, "--secret-file", "secret").returncode == 0
     ours, theirs = pty.openpty()
@@ -106,14 +106,14 @@ def test_the_secret_comes_from_a_file_or_from_whoever_types_it_unseen(running: R
     assert running.secret.encode() not in shown + output
 
 
-def test_a_wrong_secret_is_told(running: Running) -> None:
+def test_wrong_secret_is_reported(running: Running) -> None:
     wrong = running.token(secret=make_secret())
     assert (wrong.returncode, wrong.stdout) == (1, "")
     assert wrong.stderr.endswith("answered 401: the client id or its secret is wrong\n")
     assert running.token().returncode == 0
 
 
-def test_rotating_prints_the_new_secret_and_the_old_one_stays_for_the_grace(running: Running) -> None:
+def test_rotate_prints_new_secret_and_old_one_has_grace(running: Running) -> None:
     done = running.rotate("--grace", "2")
     assert done.returncode == 0, done.stderr
     assert "stays good for 2 h" in done.stderr
@@ -126,7 +126,7 @@ def test_rotating_prints_the_new_secret_and_the_old_one_stays_for_the_grace(runn
     assert running.token().returncode == 0
 
 
-def test_a_retrieval_token_can_be_had_for_somebody_else(running: Running) -> None:
+def test_retrieval_token_can_be_printed_for_others(running: Running) -> None:
     done = running.rotate("--token-only")
     assert re.fullmatch(r"[\w-]{43}\n", done.stdout)
     told = json.loads(running.rotate("--token-only", "--json").stdout)
@@ -134,7 +134,7 @@ def test_a_retrieval_token_can_be_had_for_somebody_else(running: Running) -> Non
     assert running.token().returncode == 0
 
 
-def test_who_may_not_or_asks_for_what_is_not_there_is_told(running: Running) -> None:
+def test_unauthorised_or_unknown_rotation_is_reported(running: Running) -> None:
     refused = running.asked("rotate", DEMO_ORG, PRICE_KEEPER_API_KEY="not the admin key".replace(" ", "-"))
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "answered 401: the admin key is wrong" in refused.stderr
@@ -160,9 +160,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("arguments", "words"), MISTAKES)
-def test_a_mistake_in_the_command_is_told_before_anything_is_asked(
-    tmp_path: Path, arguments: tuple[str, ...], words: str
-) -> None:
+def test_command_mistake_is_reported_without_request(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
     (tmp_path / "empty").write_text("\n")
     told = {"PRICE_KEEPER_API_KEY": "k" * 30 if "--api" in arguments else "", "PRICE_KEEPER_CLIENT_SECRET": ""}
     done = call_in_process(*arguments, folder=tmp_path, **told)
@@ -170,7 +168,7 @@ def test_a_mistake_in_the_command_is_told_before_anything_is_asked(
     assert words in done.stderr
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
+def test_unreachable_control_service_is_reported(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     done = call_in_process("token", CLIENT, "--api", url, folder=tmp_path, PRICE_KEEPER_CLIENT_SECRET="sesame")
     assert (done.returncode, done.stdout) == (1, "")
@@ -193,7 +191,7 @@ def rotated(folder: Path, url: str) -> subprocess.CompletedProcess[str]:
 ISSUED = (200, {"client_id": f"org-{DEMO_ORG}", "secret_retrieval_token": "sesame"}, {})
 
 
-def test_while_the_store_is_away_the_secret_is_asked_for_again(tmp_path: Path, script: ScriptedServer) -> None:
+def test_store_outage_is_retried_for_secret(tmp_path: Path, script: ScriptedServer) -> None:
     script.answers += [
         ISSUED,
         (503, {"message": "away"}, {"Retry-After": "1"}),
@@ -229,7 +227,9 @@ TROUBLES = [
 
 
 @pytest.mark.parametrize(("answered", "words"), TROUBLES)
-def test_what_goes_wrong_on_the_way(tmp_path: Path, script: ScriptedServer, answered: list[Any], words: str) -> None:
+def test_failure_on_the_way_is_explained(
+    tmp_path: Path, script: ScriptedServer, answered: list[Any], words: str
+) -> None:
     script.answers += answered
     done = rotated(tmp_path, script.url)
     assert (done.returncode, done.stdout) == (1, "")
@@ -241,7 +241,7 @@ def test_what_goes_wrong_on_the_way(tmp_path: Path, script: ScriptedServer, answ
 
 @pytest.mark.parametrize("option", [(), ("--env",), ("--json",)])
 @pytest.mark.parametrize("token", ["a\x1b]52;c;x\x07", "a b", "a\nb", "\ud800", "\xe9", "", 7, None])
-def test_a_token_that_a_terminal_would_obey_is_not_taken(
+def test_token_with_terminal_escapes_is_rejected(
     tmp_path: Path, script: ScriptedServer, token: Any, option: tuple[str, ...]
 ) -> None:
     script.answers.append((200, {"access_token": token}, {}))
@@ -257,9 +257,7 @@ def test_a_token_that_a_terminal_would_obey_is_not_taken(
 
 
 @pytest.mark.parametrize("option", [(), ("--json",), ("--token-only",)])
-def test_a_rotation_of_which_nothing_can_be_read_prints_no_secret(
-    tmp_path: Path, script: ScriptedServer, option: tuple[str, ...]
-) -> None:
+def test_unreadable_rotation_prints_no_secret(tmp_path: Path, script: ScriptedServer, option: tuple[str, ...]) -> None:
     script.answers.append((200, ISSUED[1] | {"secret_retrieval_token": "\x1b[31m"}, {}))
     done = call_in_process(
         "rotate", DEMO_ORG, *option, "--api", script.url, folder=tmp_path, PRICE_KEEPER_API_KEY="k" * 30

@@ -96,7 +96,7 @@ def _call_everything(it: ObservedSidecar, told: Traced, bedrock: BedrockProcess)
         told.upstream[entry["request_id"]] = {name.lower(): value for name, value in entry["headers"]}
 
 
-def test_a_call_by_the_conventions(traced: Traced) -> None:
+def test_span_follows_conventions(traced: Traced) -> None:
     span, answer = traced.span("converse"), traced.answers["converse"]
     usage = json.loads(answer.body)["usage"]
     told = span.attributes
@@ -132,14 +132,14 @@ def test_a_call_by_the_conventions(traced: Traced) -> None:
     assert span.resource["service.name"] == "price-keeper"
 
 
-def test_it_is_under_the_callers_span_and_bedrock_is_told_of_ours(traced: Traced) -> None:
+def test_span_is_child_of_caller_and_parent_of_bedrock(traced: Traced) -> None:
     span = traced.span("converse")
     assert (span.trace_id, span.parent_id) == (TRACE, PARENT)
     sent = traced.upstream[traced.answers["converse"].headers["x-amzn-RequestId"]]
     assert (sent["traceparent"], sent["tracestate"]) == (f"00-{TRACE}-{span.span_id}-01", "vendor=1")
 
 
-def test_without_a_callers_span_it_begins_a_trace(traced: Traced) -> None:
+def test_call_without_traceparent_starts_a_trace(traced: Traced) -> None:
     span = traced.span("stream")
     assert (span.name, span.parent_id) == ("chat economy", "")
     sent = traced.upstream[traced.answers["stream"].headers["x-amzn-RequestId"]]
@@ -153,7 +153,7 @@ def is_child_of(span: Span, traceparent: str) -> bool:
     return (version, trace_id, span_id, int(flags, 16) & 1) == ("00", span.trace_id, span.span_id, 1)
 
 
-def test_a_caller_that_does_not_want_a_trace_gets_none(traced: Traced) -> None:
+def test_unsampled_caller_gets_no_span(traced: Traced) -> None:
     number = traced.answers["unsampled"].headers["x-price-keeper-request-id"]
     assert number not in {each.attributes.get("price_keeper.request_id") for each in traced.receiver.spans}
     sent = traced.upstream[traced.answers["unsampled"].headers["x-amzn-RequestId"]]["traceparent"]
@@ -161,7 +161,7 @@ def test_a_caller_that_does_not_want_a_trace_gets_none(traced: Traced) -> None:
     assert sent.endswith("-00")
 
 
-def test_what_is_no_traceparent_is_passed_over(traced: Traced) -> None:
+def test_malformed_traceparent_is_ignored(traced: Traced) -> None:
     span = traced.span("broken")
     assert span.parent_id == ""
     sent = traced.upstream[traced.answers["broken"].headers["x-amzn-RequestId"]]
@@ -177,7 +177,7 @@ def test_what_is_no_traceparent_is_passed_over(traced: Traced) -> None:
         ("throttled", 429, "ThrottlingException"),
     ],
 )
-def test_what_is_refused_is_an_error(traced: Traced, name: str, status: int, kind: str) -> None:
+def test_refused_call_is_an_error_span(traced: Traced, name: str, status: int, kind: str) -> None:
     span = traced.span(name)
     assert (span.is_error, span.attributes["error.type"]) == (True, kind)
     assert span.attributes["http.response.status_code"] == status
@@ -185,20 +185,20 @@ def test_what_is_refused_is_an_error(traced: Traced, name: str, status: int, kin
     assert "price_keeper.cost_usd" not in span.attributes
 
 
-def test_a_cut_answer_is_an_error_and_an_estimate(traced: Traced) -> None:
+def test_cut_response_is_an_error_and_estimated(traced: Traced) -> None:
     (span,) = [each for each in traced.receiver.spans if each.attributes.get("error.type") == "cut"]
     assert span.is_error
     assert span.attributes["price_keeper.is_estimated"] is True
 
 
-def test_a_retry_that_joined_has_a_span_without_usage(traced: Traced) -> None:
+def test_joined_retry_has_span_without_usage(traced: Traced) -> None:
     number = traced.answers["first"].headers["x-price-keeper-request-id"]
     assert traced.answers["joined"].headers["x-price-keeper-request-id"] == number
     both = [each for each in traced.receiver.spans if each.attributes["price_keeper.request_id"] == number]
     assert sorted("price_keeper.cost_usd" in each.attributes for each in both) == [False, True]
 
 
-def test_what_a_caller_named_is_bounded_and_no_prompt_is_told(traced: Traced) -> None:
+def test_caller_names_are_bounded_and_prompts_absent(traced: Traced) -> None:
     span = traced.span("long")
     assert max(len(value) for value in span.attributes.values() if isinstance(value, str)) == 256
     assert len(span.name) < 300
@@ -208,13 +208,13 @@ def test_what_a_caller_named_is_bounded_and_no_prompt_is_told(traced: Traced) ->
         assert hidden.encode() not in everything
 
 
-def test_what_is_exported_is_counted(traced: Traced) -> None:
+def test_exported_spans_are_counted(traced: Traced) -> None:
     assert f'{SPANS.name}{{what="made"}} 10\n' in traced.answers["metrics"].body.decode()
     assert len(traced.receiver.spans) == 10  # all but the one that was not wanted
 
 
 @pytest.mark.parametrize("trouble", ["it refuses, then hangs", "it is not there"])
-def test_no_call_waits_for_a_receiver_in_trouble(tmp_path: Path, trouble: str) -> None:
+def test_failing_receiver_delays_no_call(tmp_path: Path, trouble: str) -> None:
     with otlp_receiver() as receiver:
         receiver.status = 503
         chosen = telemetry(receiver)
@@ -276,7 +276,7 @@ def counted(made: tracing.Tracing) -> dict[str, float]:
     return {labels["what"]: cast(float, count) for labels, count in made.samples()}
 
 
-async def test_what_cannot_be_exported_is_dropped_beyond_a_bound() -> None:
+async def test_unexported_spans_are_dropped_beyond_bound() -> None:
     nobody = cast(Responder, Nobody())
     async with stuck() as (made, traced):
         began = time.process_time()
@@ -288,7 +288,7 @@ async def test_what_cannot_be_exported_is_dropped_beyond_a_bound() -> None:
         assert counted(made)["exported"] == 0
 
 
-def test_an_export_that_goes_on_holds_no_process_up_that_ends() -> None:
+def test_export_in_progress_does_not_delay_exit() -> None:
     """Its event loop waits for every thread that it has lent out."""
     answers = threading.Event()
 
@@ -305,7 +305,7 @@ def test_an_export_that_goes_on_holds_no_process_up_that_ends() -> None:
             answers.set()
 
 
-async def test_a_caller_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_callers_cannot_flood_log(caplog: pytest.LogCaptureFixture) -> None:
     nobody = cast(Responder, Nobody())
     async with stuck() as (_, traced):
         for traceparent, tracestate in (("0" * 600, ""), (SAMPLED, "a" * 9000), (SAMPLED, "Of-No-Form=1")):
@@ -313,7 +313,7 @@ async def test_a_caller_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) ->
     assert [each for each in caplog.records if each.name.startswith("opentelemetry.trace")] == []
 
 
-async def test_the_log_does_not_tell_the_path_of_a_receiver(caplog: pytest.LogCaptureFixture) -> None:
+async def test_receiver_path_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Some receivers want their key there."""
     chosen = Chosen(otlp_endpoint="http://127.0.0.1:9/key-of-ours")
     async with tracing.open_tracing(chosen) as made:
@@ -322,7 +322,7 @@ async def test_the_log_does_not_tell_the_path_of_a_receiver(caplog: pytest.LogCa
     assert "key-of-ours" not in caplog.text
 
 
-async def test_a_share_is_sampled_and_callers_go_before_it() -> None:
+async def test_sampling_ratio_applies_after_caller_decision() -> None:
     nobody = cast(Responder, Nobody())
     async with stuck(sample_ratio=0.0) as (made, traced):
         request = asked()
@@ -337,7 +337,7 @@ async def test_a_share_is_sampled_and_callers_go_before_it() -> None:
         assert 120 < counted(made)["made"] < 280  # eight standard deviations
 
 
-async def test_what_is_no_call_of_bedrocks_has_no_span() -> None:
+async def test_local_requests_have_no_span() -> None:
     nobody = cast(Responder, Nobody())
     async with stuck() as (made, traced):
         for target in (b"/credentials", b"/inference-profiles", b"/model/a..b/converse", b"/%"):
@@ -345,7 +345,7 @@ async def test_what_is_no_call_of_bedrocks_has_no_span() -> None:
         assert counted(made)["made"] == 0
 
 
-def test_nothing_of_it_is_loaded_unless_it_is_configured() -> None:
+def test_tracing_packages_are_loaded_only_if_configured() -> None:
     code = (
         "import sys, price_keeper.cli, price_keeper.app; "
         "print([name for name in sys.modules if 'opentelemetry' in name])"
@@ -354,7 +354,7 @@ def test_nothing_of_it_is_loaded_unless_it_is_configured() -> None:
     assert found.stdout.strip() == "[]"
 
 
-async def test_where_its_packages_are_missing_the_start_says_so() -> None:
+async def test_missing_tracing_packages_are_reported() -> None:
     text = f"telemetry: {{otlp_endpoint: 'http://127.0.0.1:4318'}}\nlabels: {LABELS}"
     missing = {"price_keeper.telemetry.tracing": None}
     with patch.dict(sys.modules, missing), pytest.raises(ConfigError, match=r"bedrock-price-keeper\[otel\]"):
@@ -376,7 +376,7 @@ async def test_where_its_packages_are_missing_the_start_says_so() -> None:
         ("otlp_endpont: x", 'did you mean "otlp_endpoint"'),
     ],
 )
-def test_mistakes_of_its_configuration_are_told(said: str, complaint: str) -> None:
+def test_tracing_configuration_mistakes_are_reported(said: str, complaint: str) -> None:
     text = (
         f"telemetry: {{{said}}}\nlabels: {{a: {{model: m, format: nova, prices_usd_per_1m: {{input: 1, output: 2}}}}}}"
     )

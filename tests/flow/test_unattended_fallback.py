@@ -11,7 +11,7 @@ APPS = [f"silent-{number}" for number in range(12)]
 QUOTA = 500  # micro-dollars; a call costs more
 
 
-def test_fallback_of_silent_apps_happens_without_another_call(tmp_path: Path) -> None:
+def test_fallback_of_silent_apps_needs_no_further_call(tmp_path: Path) -> None:
     with run_observed(tmp_path) as it:
         for app in APPS:
             settings = {"app_name": app, "quotas": {"premium": QUOTA, "economy": 10_000_000}}

@@ -28,7 +28,7 @@ async def _connected(port: DataPort) -> AsyncIterator[RawConnection]:
 
 @pytest.mark.parametrize("shown", ["", "authorization: Bearer eyJhbGciOiJIUzI1NiJ9.e30.c2lnbmF0dXJl\r\n"])
 @pytest.mark.parametrize("framing", [f"content-length: {LARGE}", "transfer-encoding: chunked"])
-async def test_no_strangers_body_fills_the_room_for_requests(tmp_path: Path, shown: str, framing: str) -> None:
+async def test_unauthenticated_body_does_not_fill_request_memory(tmp_path: Path, shown: str, framing: str) -> None:
     """It is refused at its head, and its received body is released."""
     async with data_port(tmp_path) as port, _connected(port) as wire:
         await wire.send(f"{HEAD}{shown}{framing}\r\n\r\n".encode())
@@ -37,7 +37,7 @@ async def test_no_strangers_body_fills_the_room_for_requests(tmp_path: Path, sho
 
 
 @pytest.mark.parametrize("path", [b"/credentials", b"/inference-profiles"])
-async def test_nor_does_one_that_comes_where_there_is_none(tmp_path: Path, path: bytes) -> None:
+async def test_unauthenticated_http2_body_does_not_fill_request_memory(tmp_path: Path, path: bytes) -> None:
     async with data_port(tmp_path) as port:
         client = await Http2TestClient.connect(int(port.url.rpartition(":")[2]))
         number = client.open(path, ends=False, method=b"GET")
@@ -47,7 +47,7 @@ async def test_nor_does_one_that_comes_where_there_is_none(tmp_path: Path, path:
         client.connection.close()
 
 
-async def test_who_has_a_token_is_heard_out(tmp_path: Path) -> None:
+async def test_authenticated_body_is_read_to_end(tmp_path: Path) -> None:
     async with data_port(tmp_path) as port, _connected(port) as wire:
         text = {"messages": [{"role": "user", "content": [{"text": "x" * LARGE}]}]}
         body = json.dumps(text).encode()

@@ -37,7 +37,7 @@ def until_served(call: Callable[[], ObservedResponse]) -> None:
         time.sleep(0.1)
 
 
-def test_call_of_an_unregistered_org_is_refused_and_served_once_the_org_is_put(it: ObservedSidecar) -> None:
+def test_unregistered_org_is_refused_and_served_once_put(it: ObservedSidecar) -> None:
     org = str(uuid4())
     shown = {"Authorization": f"Bearer {token(org=org)}"}
     refused = it.call(**shown)
@@ -49,7 +49,7 @@ def test_call_of_an_unregistered_org_is_refused_and_served_once_the_org_is_put(i
     assert it.call(**shown).status == 200  # at once, in the process that got the request to put it
 
 
-def test_chat_completion_of_an_unregistered_org_is_refused_too(it: ObservedSidecar) -> None:
+def test_chat_completion_of_unregistered_org_is_refused(it: ObservedSidecar) -> None:
     org = str(uuid4())
     body = {"model": "premium", "messages": [{"role": "user", "content": "Hello"}]}
     told = ask("POST", f"{it.running.data}/openai/v1/chat/completions", body, Authorization=f"Bearer {token(org=org)}")
@@ -57,14 +57,14 @@ def test_chat_completion_of_an_unregistered_org_is_refused_too(it: ObservedSidec
     assert org in told.body.decode()
 
 
-def test_model_selection_of_an_unregistered_org_says_that_no_model_serves(it: ObservedSidecar) -> None:
+def test_model_selection_of_unregistered_org_shows_no_label(it: ObservedSidecar) -> None:
     told = it.control("GET", f"/api/v1/orgs/{uuid4()}/model-selection")
     assert told.status == 200
     served = {each["label"]: each["served_by"] for each in json.loads(told.body)["labels"]}
     assert [served[label] for label in ("premium", "standard", "economy")] == [None] * 3
 
 
-def test_identity_whose_org_nobody_has_put_is_refused_until_it_is(tmp_path: Path) -> None:
+def test_identity_of_unregistered_org_is_refused_until_put(tmp_path: Path) -> None:
     auth = {"mode": "identity", "identity": {"org": IDENTITY, "app": "sample"}}
     with run_observed(tmp_path, auth=auth) as bound:
         url = f"{bound.running.data}/model/premium/converse"
@@ -75,7 +75,7 @@ def test_identity_whose_org_nobody_has_put_is_refused_until_it_is(tmp_path: Path
         until_served(lambda: ask("POST", url, TURN))
 
 
-def test_unknown_org_meter_serves_an_unregistered_org_and_tells_of_it(tmp_path: Path) -> None:
+def test_unknown_org_meter_serves_and_reports_unregistered_org(tmp_path: Path) -> None:
     org = str(uuid4())
     with run_observed(tmp_path, unknown_org="meter") as metering:
         for _ in range(2):

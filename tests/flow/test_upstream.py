@@ -57,7 +57,7 @@ def in_turn(*scripts: ExchangeScript) -> ExchangeScript:
 
 
 @on_both_loops
-async def test_connections_are_kept_for_the_next_call_and_the_last_used_goes_first() -> None:
+async def test_idle_connections_are_reused_last_used_first() -> None:
     async def in_company(exchange: UpstreamExchange) -> None:
         await eventually(lambda: len(server.calls) <= 3 or len(server.calls) >= 8)
         await exchange.send(OK)
@@ -81,7 +81,7 @@ async def test_connections_are_kept_for_the_next_call_and_the_last_used_goes_fir
 
 
 @on_both_loops
-async def test_a_connection_that_upstream_closed_while_idle_is_not_used() -> None:
+async def test_connection_closed_by_upstream_while_idle_is_not_used() -> None:
     through = ForwardingHandler()
     async with upstream(reply_with(OK, then=UpstreamExchange.close)) as server:
         through.set_targets(server.endpoint)
@@ -93,7 +93,7 @@ async def test_a_connection_that_upstream_closed_while_idle_is_not_used() -> Non
 
 
 @on_both_loops
-async def test_what_comes_unasked_spoils_a_connection() -> None:
+async def test_unsolicited_bytes_close_connection() -> None:
     async def talkative(exchange: UpstreamExchange) -> None:
         await exchange.send(OK)
         await wait_quietly(0.02)
@@ -110,7 +110,7 @@ async def test_what_comes_unasked_spoils_a_connection() -> None:
 @pytest.mark.parametrize("extra", [b"x", b"xyz", OK, OK[:20], b"HTTP/1.1 100 Continue\r\n\r\n"])
 @pytest.mark.parametrize("protocol", ["h1", "h2"])
 @on_both_loops
-async def test_extra_bytes_after_an_answer_reach_nobody(extra: bytes, protocol: str) -> None:
+async def test_extra_bytes_after_response_reach_nobody(extra: bytes, protocol: str) -> None:
     through = ForwardingHandler()
     async with upstream(reply_with(OK + extra)) as server:
         through.set_targets(server.endpoint)
@@ -124,7 +124,7 @@ async def test_extra_bytes_after_an_answer_reach_nobody(extra: bytes, protocol: 
 
 @pytest.mark.parametrize("more", [b"connection: close\r\n", b"Connection: Close\r\n"])
 @on_both_loops
-async def test_connection_close_is_obeyed_and_not_passed_on(more: bytes) -> None:
+async def test_connection_close_is_honoured_and_not_forwarded(more: bytes) -> None:
     through = ForwardingHandler()
     async with upstream(reply_with(build_response(b"x", extra_headers=more))) as server:
         through.set_targets(server.endpoint)
@@ -135,7 +135,7 @@ async def test_connection_close_is_obeyed_and_not_passed_on(more: bytes) -> None
 
 
 @on_both_loops
-async def test_over_tls(tmp_path: Path) -> None:
+async def test_upstream_over_tls_behaves_equally(tmp_path: Path) -> None:
     """Pauses, reuse and cuts go through another kind of transport there."""
     authority, certificate, key = ensure_local_certificates(tmp_path, 1_800_000_000.0)
     trust = ssl.create_default_context(cafile=str(authority))
@@ -170,7 +170,7 @@ async def test_over_tls(tmp_path: Path) -> None:
 
 
 @on_both_loops
-async def test_interim_answers_are_passed_over() -> None:
+async def test_interim_responses_are_skipped() -> None:
     early = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
     through = ForwardingHandler()
     async with upstream(reply_with(early, early, OK)) as server:
@@ -184,7 +184,7 @@ async def test_interim_answers_are_passed_over() -> None:
 
 @pytest.mark.parametrize("protocol", ["h1", "h2"])
 @on_both_loops
-async def test_an_answer_that_ends_with_its_connection(protocol: str) -> None:
+async def test_response_ended_by_close_is_relayed(protocol: str) -> None:
     for head in (b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.0 200 OK\r\nconnection: keep-alive\r\n\r\n"):
         through = ForwardingHandler()
         async with upstream(
@@ -210,7 +210,7 @@ def reset_after(data: bytes) -> ExchangeScript:
 @pytest.mark.parametrize("status", [204, 304])
 @pytest.mark.parametrize("protocol", ["h1", "h2"])
 @on_both_loops
-async def test_answers_without_a_body(status: int, protocol: str) -> None:
+async def test_responses_without_body_are_relayed(status: int, protocol: str) -> None:
     through = ForwardingHandler()
     async with upstream(reply_with(b"HTTP/1.1 %d None\r\netag: x\r\n\r\n" % status)) as server:
         through.set_targets(server.endpoint)
@@ -222,7 +222,7 @@ async def test_answers_without_a_body(status: int, protocol: str) -> None:
 
 
 @on_both_loops
-async def test_an_answer_before_the_call_is_read_spoils_the_connection() -> None:
+async def test_response_before_request_was_read_closes_connection() -> None:
     async def hasty(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(build_response(b"too large", 413))
@@ -242,7 +242,7 @@ async def test_an_answer_before_the_call_is_read_spoils_the_connection() -> None
 
 
 @on_both_loops
-async def test_refused_connections_lead_to_the_next_endpoint() -> None:
+async def test_refused_connection_fails_over() -> None:
     through = ForwardingHandler()
     async with upstream(reply_with(OK)) as server:
         through.set_targets(closed_endpoint(), closed_endpoint(), server.endpoint)
@@ -259,7 +259,7 @@ async def test_refused_connections_lead_to_the_next_endpoint() -> None:
 
 
 @on_both_loops
-async def test_throttled_calls_lead_to_the_next_endpoint_and_the_last_ones_answer_is_shown() -> None:
+async def test_throttled_call_fails_over_and_last_answer_is_shown() -> None:
     async with (
         upstream(reply_with(THROTTLED)) as first,
         upstream(in_turn(reply_with(OK), reply_with(THROTTLED))) as second,
@@ -277,7 +277,7 @@ async def test_throttled_calls_lead_to_the_next_endpoint_and_the_last_ones_answe
 
 
 @on_both_loops
-async def test_throttled_answer_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endless_throttled_response_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "DRAIN_BYTES", 100_000)
     head = b"HTTP/1.1 429 Slow\r\ntransfer-encoding: chunked\r\n\r\n"
     async with (
@@ -291,7 +291,7 @@ async def test_throttled_answer_without_end_is_given_up(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("status", [400, 403, 408, 424, 500, 502, 503, 504])
 @on_both_loops
-async def test_other_errors_are_never_tried_again(status: int) -> None:
+async def test_other_errors_are_not_retried(status: int) -> None:
     async with upstream(reply_with(build_response(b"no", status))) as first, upstream(reply_with(OK)) as second:
         through = ForwardingHandler(first.endpoint, second.endpoint)
         async with open_forwarding_port(through) as rig:
@@ -320,7 +320,7 @@ BEFORE_THE_HEAD: dict[str, ExchangeScript] = {
 @pytest.mark.parametrize("what", BEFORE_THE_HEAD)
 @pytest.mark.parametrize("protocol", ["h1", "h2"])
 @on_both_loops
-async def test_trouble_before_the_head_is_told_and_not_tried_again(what: str, protocol: str) -> None:
+async def test_failure_before_head_is_reported_and_not_retried(what: str, protocol: str) -> None:
     async with upstream(BEFORE_THE_HEAD[what]) as first, upstream(reply_with(OK)) as second:
         through = ForwardingHandler(first.endpoint, second.endpoint)
         async with open_forwarding_port(through) as rig:
@@ -368,7 +368,7 @@ IN_THE_BODY: dict[str, ExchangeScript] = {
 @pytest.mark.parametrize("what", IN_THE_BODY)
 @pytest.mark.parametrize("protocol", ["h1", "h2", "h1.0"])
 @on_both_loops
-async def test_trouble_in_the_body_breaks_the_answer_off(what: str, protocol: str) -> None:
+async def test_failure_in_body_aborts_response(what: str, protocol: str) -> None:
     async with upstream(IN_THE_BODY[what]) as first, upstream(reply_with(OK)) as second:
         through = ForwardingHandler(first.endpoint, second.endpoint)
         async with open_forwarding_port(through) as rig:
@@ -383,7 +383,7 @@ async def test_trouble_in_the_body_breaks_the_answer_off(what: str, protocol: st
 
 
 @on_both_loops
-async def test_connecting_takes_so_long_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connect_timeout_fails_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CONNECT_TIMEOUT_SECONDS", 0.05)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         address = full.getsockname()
@@ -402,7 +402,7 @@ async def test_connecting_takes_so_long_at_most(monkeypatch: pytest.MonkeyPatch)
 
 
 @on_both_loops
-async def test_a_server_that_closes_connections_at_once_has_been_sent_nothing() -> None:
+async def test_server_closing_at_once_was_sent_nothing() -> None:
     async def slam(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         writer.transport.abort()
@@ -419,7 +419,7 @@ async def test_a_server_that_closes_connections_at_once_has_been_sent_nothing() 
 
 
 @on_both_loops
-async def test_silence_ends_a_call() -> None:
+async def test_silence_times_out() -> None:
     async def mute(exchange: UpstreamExchange) -> None:
         await exchange.send(b"" if len(server.calls) == 1 else OK[:-1])
 

@@ -126,14 +126,14 @@ CONVERSERS = [model for _, model, _ in SPEAKERS.values()]
 
 @pytest.mark.parametrize("wishes", [*WISHES, FOR_AN_HOUR], ids=str)
 @pytest.mark.parametrize("model", CONVERSERS)
-async def test_conversations(bedrock, ask, model, wishes):
+async def test_converse_usage_matches_ledger(bedrock, ask, model, wishes):
     _, answer = await ask(path_of(model, "converse"), TURN, wishes)
     assert model_families.read_converse(json.loads(answer)) == truth(bedrock, wishes)
     _, answer = await ask(path_of(model, "converse-stream"), TURN, wishes)
     assert watched(ConverseStream(), CONVERSE_FRAME_LIMITS, answer).usage() == truth(bedrock, wishes)
 
 
-async def test_what_a_conversation_really_writes_and_reads(bedrock, ask):
+async def test_cached_converse_usage_matches_ledger(bedrock, ask):
     mark = {"cachePoint": {"type": "default", "ttl": "1h"}}
     marked = {"messages": [{"role": "user", "content": [{"text": LONG}, mark, {"text": "and now?"}]}]}
     for number in range(3):
@@ -148,7 +148,7 @@ async def test_what_a_conversation_really_writes_and_reads(bedrock, ask):
 
 @pytest.mark.parametrize("wishes", WISHES, ids=str)
 @pytest.mark.parametrize("name", [*SPEAKERS, *EMBEDDERS])
-async def test_invocations(bedrock, ask, name, wishes):
+async def test_invoke_usage_matches_ledger(bedrock, ask, name, wishes):
     _, model, body = (SPEAKERS | EMBEDDERS)[name]
     headers, answer = await ask(path_of(model, "invoke"), body, wishes)
     assert model_families.read_invocation(json.loads(answer), headers) == truth(bedrock, wishes)
@@ -156,7 +156,7 @@ async def test_invocations(bedrock, ask, name, wishes):
 
 @pytest.mark.parametrize("wishes", WISHES, ids=str)
 @pytest.mark.parametrize("name", SPEAKERS)
-async def test_streams_of_invocations(bedrock, ask, name, wishes):
+async def test_invoke_stream_usage_matches_ledger(bedrock, ask, name, wishes):
     _, model, body = SPEAKERS[name]
     headers, answer = await ask(path_of(model, "invoke-with-response-stream"), body, wishes)
     expected = truth(bedrock, wishes)
@@ -166,7 +166,7 @@ async def test_streams_of_invocations(bedrock, ask, name, wishes):
         assert stream.estimate_output() == expected.output
 
 
-async def test_claude_tells_for_how_long_it_wrote(bedrock, ask):
+async def test_claude_cache_lifetimes_match_ledger(bedrock, ask):
     headers, answer = await ask(path_of(CLAUDE, "invoke"), CLAUDE_BODY, FOR_AN_HOUR)
     assert model_families.read_invocation(json.loads(answer), headers) == truth(bedrock)
     headers, answer = await ask(path_of(CLAUDE, "invoke-with-response-stream"), CLAUDE_BODY, FOR_AN_HOUR)
@@ -174,7 +174,7 @@ async def test_claude_tells_for_how_long_it_wrote(bedrock, ask):
     assert truth(bedrock).cache_write_1h == 9000
 
 
-async def test_a_last_chunk_that_repeats_all_that_was_said(bedrock, ask):
+async def test_last_chunk_repeating_whole_text_is_read(bedrock, ask):
     """Cohere's is larger than what is kept of it."""
     wishes = {"output-tokens": 20_000}
     body = {"message": "hello", "max_tokens": 20_000}
@@ -184,7 +184,7 @@ async def test_a_last_chunk_that_repeats_all_that_was_said(bedrock, ask):
 
 
 @pytest.mark.parametrize("name", [*SPEAKERS, *EMBEDDERS])
-async def test_an_answer_that_tells_nothing_says_nothing(ask, name):
+async def test_response_without_usage_gives_none(ask, name):
     _, model, body = (SPEAKERS | EMBEDDERS)[name]
     headers, answer = await ask(path_of(model, "invoke"), body, {"usage": "none"})
     assert model_families.read_invocation(json.loads(answer), headers) is None
@@ -194,7 +194,7 @@ async def test_an_answer_that_tells_nothing_says_nothing(ask, name):
 
 
 @pytest.mark.parametrize("name", SPEAKERS)
-async def test_a_stream_cut_before_its_last_chunk_is_estimated(bedrock, ask, name):
+async def test_stream_cut_before_last_chunk_is_estimated(bedrock, ask, name):
     _, model, body = SPEAKERS[name]
     headers, answer = await ask(path_of(model, "invoke-with-response-stream"), body, CACHED)
     expected, frames = truth(bedrock), FrameWatcher(INVOCATION_FRAME_LIMITS).feed(answer)
@@ -211,7 +211,7 @@ async def test_a_stream_cut_before_its_last_chunk_is_estimated(bedrock, ask, nam
             assert partial == Usage(expected.input, 0, 700, 80)
 
 
-async def test_a_conversations_stream_that_ends_in_an_exception_is_estimated(bedrock, ask):
+async def test_converse_stream_ending_in_exception_is_estimated(bedrock, ask):
     wishes = {"fault": "exception-frame", "after-frames": 12, "output-tokens": 200}
     _, answer = await ask(path_of(CLAUDE, "converse-stream"), TURN, wishes)
     stream = watched(ConverseStream(), CONVERSE_FRAME_LIMITS, answer)
@@ -225,7 +225,7 @@ CHAT_WISHES = [{}, {"input-tokens": 5000, "output-tokens": 300}, CACHED, {"tier"
 
 
 @pytest.mark.parametrize("wishes", CHAT_WISHES, ids=str)
-async def test_chat_completions(bedrock, ask, wishes):
+async def test_chat_usage_matches_ledger(bedrock, ask, wishes):
     _, answer = await ask(CHAT_PATH, CHAT, wishes)
     assert model_families.read_chat(json.loads(answer)) == truth(bedrock, wishes)
     _, answer = await ask(CHAT_PATH, CHAT | {"stream": True, "stream_options": {"include_usage": True}}, wishes)
@@ -234,14 +234,14 @@ async def test_chat_completions(bedrock, ask, wishes):
     assert fed(answer.replace(b"\n", b"\r\n")).usage() == truth(bedrock, wishes)
 
 
-async def test_chat_completions_of_which_nobody_asked_the_usage(bedrock, ask):
+async def test_chat_stream_without_usage_is_estimated(bedrock, ask):
     _, answer = await ask(CHAT_PATH, CHAT | {"stream": True, "max_tokens": 200}, {"output-tokens": 200})
     stream = fed(answer)
     assert stream.usage() is stream.partial_usage() is None
     assert stream.estimate_output() == pytest.approx(truth(bedrock).output, rel=0.1)
 
 
-async def test_guardrail_usage(bedrock, ask):
+async def test_guardrail_usage_matches_ledger(bedrock, ask):
     content = [{"text": {"text": "word " * 900}}, {"image": {"format": "png", "source": {"bytes": "aGk="}}}]
     _, answer = await ask("/guardrail/gr1/version/1/apply", {"source": "INPUT", "content": content})
     told = model_families.read_guardrail(json.loads(answer))
@@ -249,7 +249,7 @@ async def test_guardrail_usage(bedrock, ask):
     assert (told.units["contentPolicyUnits"], told.units["contentPolicyImageUnits"]) == (5, 1)
 
 
-async def test_guardrail_checks(bedrock, ask):
+async def test_guardrail_checks_match_ledger(bedrock, ask):
     body = {
         "messages": [{"role": "user", "content": [{"text": "word " * 900}]}],
         "checks": {"contentFilter": {"categories": [{"category": "HATE"}]}, "sensitiveInformation": {"entities": []}},

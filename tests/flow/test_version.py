@@ -15,14 +15,14 @@ from tests.support.compiled import IS_COMPILED
 COMPILED: list[str] = runpy.run_path(str(ROOT / "setup.py"))["COMPILED"]
 
 
-def test_it_says_whether_it_is_compiled(tmp_path: Path) -> None:
+def test_version_states_whether_compiled(tmp_path: Path) -> None:
     expected = f"price-keeper {version('bedrock-price-keeper')}, {'compiled' if IS_COMPILED else 'pure Python'}\n"
     for said in (price_keeper("--version", folder=tmp_path), call_in_process("--version", folder=tmp_path)):
         assert (said.returncode, said.stdout, said.stderr) == (0, expected, "")
 
 
 @pytest.mark.parametrize("path", COMPILED)
-def test_all_of_the_hot_path_is_compiled_or_nothing(path: str) -> None:
+def test_hot_path_is_compiled_entirely_or_not(path: str) -> None:
     module = import_module(path.removesuffix(".py").replace("/", "."))
     assert module.__file__ is not None
     assert module.__file__.endswith(".py") is not IS_COMPILED

@@ -142,7 +142,7 @@ def responds(status: int, **headers: str) -> Handle:
     return handle
 
 
-async def test_the_receiver_can_tell_that_it_is_ours(server: Server) -> None:
+async def test_receiver_can_verify_signature(server: Server) -> None:
     async with calling(server, server.url(rest="/a%2Fb?x=%3D&y=%41")) as webhook:
         assert (await webhook.send("id-1", BODY)).is_accepted
     (got,) = server.got
@@ -157,14 +157,14 @@ async def test_the_receiver_can_tell_that_it_is_ours(server: Server) -> None:
 
 
 @pytest.mark.parametrize("status", [200, 201, 204, 400, 410, 429, 500, 503])
-async def test_an_answer_is_its_status(server: Server, status: int) -> None:
+async def test_response_is_reported_by_status(server: Server, status: int) -> None:
     server.handle = responds(status)
     async with calling(server) as webhook:
         assert await webhook.send("id-1", BODY) == WebhookResponse(status)
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-async def test_a_redirect_is_not_followed(
+async def test_redirect_is_not_followed(
     server: Server, status: int, open_server: Callable[[], Awaitable[Server]]
 ) -> None:
     elsewhere = await open_server()
@@ -181,7 +181,7 @@ PRIVATE = ["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1", "fd00:ec2::254", "
 
 
 @pytest.mark.parametrize("address", PRIVATE)
-async def test_a_name_that_leads_to_a_private_address_is_not_connected_to(server: Server, address: str) -> None:
+async def test_name_resolving_to_private_address_is_not_contacted(server: Server, address: str) -> None:
     for answer in ([address], ["8.8.8.8", address], [address, "8.8.8.8"]):
         async with calling(server, allows=is_public_address, resolver=Dns(answer)) as webhook:
             assert (await webhook.send("id-1", BODY)).error == f"its address is not a public one: {address}"
@@ -189,7 +189,7 @@ async def test_a_name_that_leads_to_a_private_address_is_not_connected_to(server
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::ffff:127.0.0.1]", "[::1]"])
-async def test_a_literal_private_address_is_not_connected_to(server: Server, host: str) -> None:
+async def test_literal_private_address_is_not_contacted(server: Server, host: str) -> None:
     dns = Dns(["8.8.8.8"])
     async with calling(server, server.url(host), allows=is_public_address, resolver=dns) as webhook:
         assert "its address is not a public one" in (await webhook.send("id-1", BODY)).error
@@ -197,14 +197,14 @@ async def test_a_literal_private_address_is_not_connected_to(server: Server, hos
 
 
 @pytest.mark.parametrize("host", ["localhost", "0x7f000001", "0x7f.1", "localhost."])
-async def test_whatever_the_systems_resolver_makes_of_a_name_is_looked_at(server: Server, host: str) -> None:
+async def test_result_of_system_resolver_is_checked(server: Server, host: str) -> None:
     async with calling(server, server.url(host), allows=is_public_address, resolver=None) as webhook:
         answer = await webhook.send("id-1", BODY)
         assert answer.error.startswith(("its address is not a public one: ", "not reached: ", "no whole answer: "))
     assert server.got == []
 
 
-async def test_a_name_that_changes_its_mind_gains_nothing(server: Server) -> None:
+async def test_dns_rebinding_gains_nothing(server: Server) -> None:
     """The first answer is good. The second, were anybody to ask again for the same connection, would not be."""
     dns = Dns(["127.0.0.1"], ["127.0.0.2"])
     async with calling(server, resolver=dns) as webhook:
@@ -215,14 +215,14 @@ async def test_a_name_that_changes_its_mind_gains_nothing(server: Server) -> Non
     assert len(server.got) == 1
 
 
-async def test_a_proxy_of_the_environment_is_not_used(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_proxy_from_environment_is_not_used(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     async with calling(server) as webhook:
         assert (await webhook.send("id-1", BODY)).is_accepted
 
 
-async def test_a_certificate_that_nobody_vouches_for_is_refused(server: Server) -> None:
+async def test_untrusted_certificate_is_refused(server: Server) -> None:
     async with calling(server, tls=None) as webhook:
         assert (await webhook.send("id-1", BODY)).error == "its certificate is not trusted"
     async with calling(server, server.url("alerts.example.com")) as webhook:  # trusted, but issued for another name
@@ -230,12 +230,12 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(server: Server) 
     assert server.got == []
 
 
-def test_only_https_is_spoken() -> None:
+def test_only_https_is_accepted() -> None:
     with pytest.raises(ValueError, match="https"):
         WebhookSender("http://example.com/", SECRET, lambda: NOW)
 
 
-async def test_a_receiver_that_hangs_is_left(server: Server) -> None:
+async def test_hanging_receiver_times_out(server: Server) -> None:
     gate = asyncio.Event()
 
     async def hang(request: web.Request) -> web.Response:
@@ -248,7 +248,7 @@ async def test_a_receiver_that_hangs_is_left(server: Server) -> None:
     gate.set()
 
 
-async def test_a_name_server_that_hangs_is_left(server: Server) -> None:
+async def test_hanging_name_server_times_out(server: Server) -> None:
     class Silent(Dns):
         async def resolve(self, *_: Any, **__: Any) -> list[ResolveResult]:
             return await asyncio.Event().wait()  # type: ignore[return-value]
@@ -257,7 +257,7 @@ async def test_a_name_server_that_hangs_is_left(server: Server) -> None:
         assert (await webhook.send("id-1", BODY)).error == "no answer within 0.1 s"
 
 
-async def test_an_endless_answer_is_not_read(server: Server) -> None:
+async def test_endless_response_is_not_read(server: Server) -> None:
     sent = 0
 
     async def pour(request: web.Request) -> web.StreamResponse:
@@ -275,7 +275,7 @@ async def test_an_endless_answer_is_not_read(server: Server) -> None:
     assert sent < 8 * 1024 * 1024  # what the kernel's buffers take
 
 
-async def test_what_cannot_be_reached_is_told_in_words(server: Server) -> None:
+async def test_unreachable_receiver_is_reported(server: Server) -> None:
     async with calling(server, f"https://localhost:{free_port()}/?sig=hunter2") as webhook:
         answer = await webhook.send("id-1", BODY)
     assert answer.status is None
@@ -283,7 +283,7 @@ async def test_what_cannot_be_reached_is_told_in_words(server: Server) -> None:
     assert "hunter2" not in answer.error
 
 
-async def test_an_answer_that_is_none_is_told_without_the_address(
+async def test_malformed_response_is_reported_without_address(
     server: Server, authority: tuple[Path, Path, Path]
 ) -> None:
     async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -310,7 +310,7 @@ async def delivering(server: Server, folder: Path, url: str | None = None) -> As
         await tasks.stop()
 
 
-async def test_from_the_threshold_to_the_receiver(server: Server, tmp_path: Path) -> None:
+async def test_alert_travels_from_threshold_to_receiver(server: Server, tmp_path: Path) -> None:
     whom, before = scope(), descriptors()
     server.handle = responds(500)
     async with delivering(server, tmp_path / "alerts") as alerts:
@@ -340,7 +340,7 @@ async def test_from_the_threshold_to_the_receiver(server: Server, tmp_path: Path
 
 
 @pytest.mark.parametrize("status", [302, 410, 500])
-async def test_no_log_shows_the_secret_or_the_address(
+async def test_no_log_shows_secret_or_address(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, status: int
 ) -> None:
     caplog.set_level(logging.DEBUG)

@@ -81,7 +81,7 @@ class Looks:
         return max((after - before for before, after in pairs if before <= last and after >= reached), default=0.0)
 
 
-def test_two_workers_keep_a_quota_as_two_sidecars_do(tmp_path: Path) -> None:
+def test_two_workers_share_quota_like_two_sidecars(tmp_path: Path) -> None:
     file = tmp_path / "ledger"
     with bedrock_process("--ledger", str(file)) as bedrock:
         quota = _quota(bedrock.url, file)
@@ -143,7 +143,7 @@ def _asked(crew: WorkerProcesses) -> Counter[int]:
         return Counter(status for status, _ in callers.map(lambda _: crew.call(), range(MOST)))
 
 
-def test_a_limit_is_one_for_all_workers(tmp_path: Path) -> None:
+def test_rate_limit_is_shared_by_workers(tmp_path: Path) -> None:
     async def limited() -> None:
         store = await SqliteStore(tmp_path / "price-keeper.db", time.time).open()
         await put_item(store, schema.org_config_key(ORG), limits={"rpm": RPM})
@@ -163,7 +163,7 @@ def test_a_limit_is_one_for_all_workers(tmp_path: Path) -> None:
     assert RPM / 2 < statuses[200] <= RPM * (1 + seconds / 60)
 
 
-def test_a_hard_budget_is_one_for_all_workers(tmp_path: Path) -> None:
+def test_hard_budget_is_shared_by_workers(tmp_path: Path) -> None:
     file = tmp_path / "ledger"
     with bedrock_process("--ledger", str(file)) as bedrock:
         quota = _quota(bedrock.url, file) / CALLS * HARD_CALLS

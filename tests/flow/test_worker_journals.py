@@ -56,7 +56,7 @@ def _left_by_three(folder: Path, bedrock: str) -> SidecarSetup:
     return lineup
 
 
-def test_one_process_brings_what_three_left_to_the_store(tmp_path: Path, bedrock: BedrockProcess) -> None:
+def test_one_process_flushes_journals_of_three(tmp_path: Path, bedrock: BedrockProcess) -> None:
     lineup = _left_by_three(tmp_path, bedrock.url)
     found = price_keeper("doctor", folder=tmp_path, PRICE_KEEPER_JWT_SECRET="a secret of this test, long enough")
     assert "segments that wait to be brought to the store: 3" in found.stdout
@@ -69,7 +69,7 @@ def test_one_process_brings_what_three_left_to_the_store(tmp_path: Path, bedrock
     assert requests_in(lineup) == CALLS
 
 
-def test_while_the_store_is_away_it_waits_and_counts_as_unflushed(tmp_path: Path, bedrock: BedrockProcess) -> None:
+def test_store_outage_keeps_orphaned_journals_as_unflushed(tmp_path: Path, bedrock: BedrockProcess) -> None:
     lineup = _left_by_three(tmp_path, bedrock.url)
     build_setup(tmp_path, bedrock.url, 1, journal=SLOW | {"flush_interval_secs": 0.1, "flush_interval_max_secs": 0.1})
     lineup.options = ()
@@ -88,7 +88,7 @@ def test_while_the_store_is_away_it_waits_and_counts_as_unflushed(tmp_path: Path
         assert crew.running.stop() == 0
 
 
-def test_fewer_workers_leave_alone_what_is_theirs(tmp_path: Path, bedrock: BedrockProcess) -> None:
+def test_fewer_workers_keep_their_own_journals(tmp_path: Path, bedrock: BedrockProcess) -> None:
     lineup = _left_by_three(tmp_path, bedrock.url)
     build_setup(tmp_path, bedrock.url, 2, journal=SLOW | {"flush_interval_secs": 0.1, "flush_interval_max_secs": 0.1})
     lineup.options = ("--workers", "2")
@@ -98,7 +98,7 @@ def test_fewer_workers_leave_alone_what_is_theirs(tmp_path: Path, bedrock: Bedro
     assert requests_in(lineup) == CALLS
 
 
-def test_a_replay_finds_the_journals_of_all(tmp_path: Path, bedrock: BedrockProcess) -> None:
+def test_replay_finds_journals_of_all_workers(tmp_path: Path, bedrock: BedrockProcess) -> None:
     lineup = _left_by_three(tmp_path, bedrock.url)
     for words in (f"{CALLS} calls of 0.0", "0 calls of 0.0"):
         done = price_keeper("replay", "journal", folder=tmp_path)

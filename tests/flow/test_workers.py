@@ -55,7 +55,7 @@ def sockets() -> Iterator[Path]:
         yield folder
 
 
-def test_all_serve_and_the_first_one_tells_of_all(crew: WorkerProcesses) -> None:
+def test_all_workers_serve_and_first_reports_for_all(crew: WorkerProcesses) -> None:
     assert len(crew.pids) == WORKERS
     assert {crew.call() for _ in range(CALLS)} == {(200, "premium")}
     recorded = crew.samples("recorded_requests_total")
@@ -86,7 +86,7 @@ def family(line: str) -> str:
     return re.sub(r"(_seconds)_(bucket|sum|count)$", r"\1", re.split(r"[{ ]", line)[0])
 
 
-def test_a_worker_that_hangs_makes_it_not_ready_and_its_samples_missing(crew: WorkerProcesses) -> None:
+def test_hanging_worker_makes_service_not_ready(crew: WorkerProcesses) -> None:
     os.kill(crew.pids[1], signal.SIGSTOP)
     wait_until(lambda: crew.ready()[0] == 503)
     assert crew.ready()[1]["worker 1"] == "no answer in 2 seconds"
@@ -100,7 +100,7 @@ def test_a_worker_that_hangs_makes_it_not_ready_and_its_samples_missing(crew: Wo
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_worker_that_dies_is_started_again(crew: WorkerProcesses, number: int) -> None:
+def test_dead_worker_is_restarted(crew: WorkerProcesses, number: int) -> None:
     os.kill(crew.pids[number], signal.SIGKILL)
     wait_until(lambda: has_exited(crew.pids[number]))
     wait_until(lambda: len(children(crew.running.process.pid)) == WORKERS)
@@ -122,9 +122,7 @@ def _is_ready(crew: WorkerProcesses) -> bool:
         return False
 
 
-def test_stopping_lets_every_worker_end_what_is_under_way(
-    crew: WorkerProcesses, bedrock: BedrockProcess, sockets: Path
-) -> None:
+def test_stop_lets_every_worker_finish_calls(crew: WorkerProcesses, bedrock: BedrockProcess, sockets: Path) -> None:
     (folder,) = sockets.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     assert sorted(path.name for path in folder.iterdir()) == ["worker-1", "worker-2"]
@@ -144,7 +142,7 @@ def test_stopping_lets_every_worker_end_what_is_under_way(
     assert [line for line in crew.running.errors.splitlines() if "is not registered" not in line] == []
 
 
-def test_a_supervisor_that_is_killed_leaves_nobody_behind(crew: WorkerProcesses, sockets: Path) -> None:
+def test_killed_supervisor_leaves_no_worker(crew: WorkerProcesses, sockets: Path) -> None:
     crew.running.process.kill()
     wait_until(lambda: all(map(has_exited, crew.pids)), 30)
     assert not list(sockets.iterdir())
@@ -152,7 +150,7 @@ def test_a_supervisor_that_is_killed_leaves_nobody_behind(crew: WorkerProcesses,
     assert not any(path.stat().st_size > 200 for path in crew.setup.journal.rglob("*.seg"))
 
 
-def test_an_interrupt_of_the_terminal_and_a_hang_up_reach_all(crew: WorkerProcesses) -> None:
+def test_terminal_interrupt_and_hangup_reach_all_workers(crew: WorkerProcesses) -> None:
     crew.running.process.send_signal(signal.SIGHUP)
     told = "SIGHUP: labels and prices reloaded: nothing in them is another"
     wait_until(lambda: crew.running.errors.count(told) == WORKERS)
@@ -174,7 +172,7 @@ def _refused(folder: Path, *options: str, **environment: str) -> subprocess.Comp
 
 
 @pytest.mark.parametrize("sharing", [False, True])
-def test_a_port_that_somebody_has_is_one_clear_line(tmp_path: Path, sockets: Path, sharing: bool) -> None:
+def test_port_in_use_is_reported_in_one_line(tmp_path: Path, sockets: Path, sharing: bool) -> None:
     lineup = build_setup(tmp_path, "http://127.0.0.1:9", WORKERS)
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -189,7 +187,7 @@ def test_a_port_that_somebody_has_is_one_clear_line(tmp_path: Path, sockets: Pat
     assert not list(sockets.iterdir())
 
 
-def test_what_keeps_workers_from_starting_is_told_once(tmp_path: Path, sockets: Path) -> None:
+def test_start_failure_of_all_workers_is_reported_once(tmp_path: Path, sockets: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     lineup = build_setup(tmp_path, "http://127.0.0.1:9", WORKERS, store={"path": "file/price-keeper.db"})
     refused = _refused(tmp_path, *lineup.options)
@@ -201,7 +199,7 @@ def test_what_keeps_workers_from_starting_is_told_once(tmp_path: Path, sockets: 
     assert not list(sockets.iterdir())
 
 
-def test_what_one_worker_alone_meets_stops_all(tmp_path: Path) -> None:
+def test_start_failure_of_one_worker_stops_all(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         lineup = build_setup(tmp_path, "http://127.0.0.1:9", WORKERS)
@@ -222,7 +220,7 @@ def test_what_one_worker_alone_meets_stops_all(tmp_path: Path) -> None:
         (("--workers", "2"), {"PRICE_KEEPER_JWT_SECRET": ""}, "PRICE_KEEPER_JWT_SECRET"),
     ],
 )
-def test_what_cannot_be_is_told(
+def test_impossible_worker_options_are_reported(
     tmp_path: Path, options: tuple[str, ...], environment: dict[str, str], words: str
 ) -> None:
     build_setup(tmp_path, "http://127.0.0.1:9", 1)
@@ -232,7 +230,7 @@ def test_what_cannot_be_is_told(
     assert "Traceback" not in refused.stderr
 
 
-def test_a_free_port_is_the_same_for_all_and_health_has_its_own(tmp_path: Path, bedrock: BedrockProcess) -> None:
+def test_free_port_is_shared_by_workers_and_health_is_separate(tmp_path: Path, bedrock: BedrockProcess) -> None:
     lineup, port = build_setup(tmp_path, bedrock.url, 2), free_port()
     free = {"PRICE_KEEPER__LISTEN__DATA": "127.0.0.1:0", "PRICE_KEEPER__LISTEN__HEALTH": f"127.0.0.1:{port}"}
     with sidecar("serve", *lineup.options, folder=tmp_path, **ENVIRONMENT, **free) as running:
@@ -243,7 +241,7 @@ def test_a_free_port_is_the_same_for_all_and_health_has_its_own(tmp_path: Path, 
         assert running.stop() == 0
 
 
-def test_a_sidecar_without_keys_to_sign_has_workers_too(tmp_path: Path, bedrock: BedrockProcess) -> None:
+def test_sidecar_without_signing_keys_runs_workers(tmp_path: Path, bedrock: BedrockProcess) -> None:
     lineup = build_setup(tmp_path, bedrock.url, 2)
     lineup.options += ("--role", "sidecar")
     with run_workers(lineup) as crew:
@@ -252,5 +250,5 @@ def test_a_sidecar_without_keys_to_sign_has_workers_too(tmp_path: Path, bedrock:
         assert crew.running.stop() == 0
 
 
-def test_the_configuration_of_the_tree_is_good_for_workers() -> None:
+def test_default_configuration_allows_workers() -> None:
     assert "--workers" in price_keeper("serve", "--help", folder=ROOT).stdout

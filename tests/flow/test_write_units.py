@@ -12,9 +12,7 @@ from tests.support.recording_harness import open_recording_harness
 
 
 @pytest.mark.parametrize("counters", [1, 2, 7, 49, 60])
-async def test_a_flush_costs_two_units_for_itself_and_two_for_each_counter(
-    engines: Engines, tmp_path: Path, counters: int
-) -> None:
+async def test_flush_costs_two_units_plus_two_per_counter(engines: Engines, tmp_path: Path, counters: int) -> None:
     async with engines.open("ministack", tmp_path) as store:
         meter = Meter()
         meter.attach(store.client)  # type: ignore[attr-defined]

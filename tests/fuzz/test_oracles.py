@@ -127,7 +127,7 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
 
 
 @pytest.mark.parametrize("what", SPOILT)
-def test_it_is_told(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutation_is_detected_by_oracle(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, spoils = SPOILT[what]
     one = target(name)
     spoils(monkeypatch)
@@ -143,5 +143,5 @@ def _is_told(one: Callable[[bytes], None], data: bytes) -> bool:
     return False
 
 
-def test_every_target_is_among_them() -> None:
+def test_every_target_has_a_mutation() -> None:
     assert {name for name, _ in SPOILT.values()} == set(NAMES)

@@ -17,7 +17,7 @@ MOST_BYTES = 300_000
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_kept_and_what_was_found(name: str) -> None:
+def test_kept_and_found_inputs_pass(name: str) -> None:
     one, kept = target(name), played(name)
     assert kept
     for path in kept:
@@ -25,7 +25,7 @@ def test_what_is_kept_and_what_was_found(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_little_of_anything(name: str) -> None:
+def test_arbitrary_inputs_pass(name: str) -> None:
     """Nothing, noise, and what is kept after a few slips: as a fuzzer begins."""
     one, chance = target(name), random.Random(11)
     one(b"")
@@ -38,7 +38,7 @@ def test_a_little_of_anything(name: str) -> None:
         one(chance.randbytes(40))
 
 
-def test_the_corpus_is_small_and_whole() -> None:
+def test_corpus_is_small_and_covers() -> None:
     kept = [path for name in NAMES for path in inputs(KEPT / name)]
     assert 100 < len(kept) <= MOST_FILES
     assert sum(path.stat().st_size for path in kept) <= MOST_BYTES
@@ -46,7 +46,7 @@ def test_the_corpus_is_small_and_whole() -> None:
     assert {path.name for path in FOUND.iterdir() if path.is_dir()} <= set(NAMES)
 
 
-def test_every_input_means_something() -> None:
+def test_every_input_is_decoded() -> None:
     reader = Reader(b"\x05\x01\x02abc")
     assert (reader.pick("abc"), reader.number(2), reader.take(2), reader.left) == ("c", 258, b"ab", 1)
     assert (reader.rest(), reader.byte(), reader.pick("abc"), reader.number(3), reader.some()) == (b"c", 0, "a", 0, b"")
@@ -55,7 +55,7 @@ def test_every_input_means_something() -> None:
         assert pieces(b"some data", seed) == pieces(b"some data", seed)
 
 
-def test_of_inputs_that_go_the_same_way_the_shortest_is_kept() -> None:
+def test_shortest_input_per_path_is_kept() -> None:
     one = target("paths")
     short, long, other = b"\x00\x03\x00\x1d\x01", b"\x00\x03\x00\x1d\x01 and more of it", b"\x01\x01\x18"
     kept = keep.chosen(one, [long, short, other])
@@ -63,9 +63,7 @@ def test_of_inputs_that_go_the_same_way_the_shortest_is_kept() -> None:
     assert kept.index(other) < kept.index(long)
 
 
-def test_where_atheris_is_not_there_that_is_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_atheris_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("tests.fuzz.run.find_spec", lambda _: None)
     assert main(["--seconds", "1"]) == 2
     assert "atheris is not installed here" in capsys.readouterr().out
@@ -83,7 +81,7 @@ Differs: the body: b'a' is not b'b'
 """
 
 
-def test_what_came_of_a_target_is_told() -> None:
+def test_target_result_is_reported() -> None:
     clean = came_of("http2", 2.0, SAID, 0)
     assert (clean.executions, clean.edges, clean.features, clean.corpus) == (4096, 124, 194, 33)
     assert str(clean).split() == ["http2", "2", "s", "4,096", "2,048", "124", "194", "33", "clean"]

@@ -79,7 +79,7 @@ def loaded(page: Page, dev: Sidecar) -> Page:
     return page
 
 
-def test_each_does_what_it_says(loaded: Page) -> None:
+def test_each_helper_does_what_it_says(loaded: Page) -> None:
     for module, expression, expected in CASES:
         told = loaded.evaluate(f"import('/status/{module}.js').then((each) => {{ {_with(expression)} }})")
         assert told == expected, (module, expression)
@@ -90,7 +90,7 @@ def _with(expression: str) -> str:
     return f"return new Function(...Object.keys(each), {json.dumps('return ' + expression)})(...Object.values(each))"
 
 
-def test_events_are_read_however_they_are_cut(loaded: Page) -> None:
+def test_events_split_anywhere_are_read(loaded: Page) -> None:
     for size in (1, 2, 3, 7, 1000):
         pieces = [EVENTS[at : at + size] for at in range(0, len(EVENTS), size)]
         told = loaded.evaluate(

@@ -111,7 +111,7 @@ def assert_no_overflow(page: Page) -> None:
     assert outside == []
 
 
-def test_spend_of_real_calls_appears_by_itself(page: Page, observer: PageObserver, dev: Sidecar) -> None:
+def test_spend_of_real_calls_appears_without_reload(page: Page, observer: PageObserver, dev: Sidecar) -> None:
     sign_in(page, dev)
     expect_text(page, "#title", "demo")
     expect_text(page, "#serves", "premium serves")
@@ -132,7 +132,7 @@ def test_spend_of_real_calls_appears_by_itself(page: Page, observer: PageObserve
     assert page.evaluate("document.cookie") == ""  # no script can read it; that one tried is complained of
 
 
-def test_a_spent_quota_is_seen_to_fall_back(page: Page, observer: PageObserver, dev: Sidecar) -> None:
+def test_spent_quota_is_shown_to_fall_back(page: Page, observer: PageObserver, dev: Sidecar) -> None:
     sign_in(page, dev)
     settings = asked(dev, "GET", API)["settings"]
     quotas = {"premium": 1000, "standard": 500_000, "economy": 500_000}
@@ -179,7 +179,7 @@ def test_what_if_is_tried_and_applied(page: Page, observer: PageObserver, dev: S
     assert_clean(observer, dev)
 
 
-def test_an_override_is_set_and_cleared(page: Page, observer: PageObserver, dev: Sidecar) -> None:
+def test_override_is_set_and_cleared(page: Page, observer: PageObserver, dev: Sidecar) -> None:
     def put_in_force(reason: str) -> None:
         page.click("#override-reason")
         page.keyboard.insert_text(reason)
@@ -206,7 +206,7 @@ def test_an_override_is_set_and_cleared(page: Page, observer: PageObserver, dev:
     assert_clean(observer, dev)
 
 
-def test_all_of_it_can_be_done_by_keyboard(page: Page, observer: PageObserver, dev: Sidecar) -> None:
+def test_everything_works_by_keyboard(page: Page, observer: PageObserver, dev: Sidecar) -> None:
     def tab_to(selector: str) -> None:
         for _ in range(60):
             if page.evaluate(f"document.activeElement?.matches({json.dumps(selector)}) ?? false"):
@@ -245,7 +245,7 @@ def test_all_of_it_can_be_done_by_keyboard(page: Page, observer: PageObserver, d
 
 
 @pytest.mark.parametrize("page", SCREENS, indirect=True)
-def test_it_is_accessible_and_fits(page: Page, observer: PageObserver, dev: Sidecar) -> None:
+def test_page_is_accessible_and_fits_screen(page: Page, observer: PageObserver, dev: Sidecar) -> None:
     page.goto(f"{dev.control}/status")
     expect(page.locator("#sign-in")).to_be_visible()
     audit(page)
@@ -274,7 +274,7 @@ def test_it_is_accessible_and_fits(page: Page, observer: PageObserver, dev: Side
     assert_clean(observer, dev)
 
 
-def test_one_of_several_is_found_and_kept_in_the_address(page: Page, observer: PageObserver, dev: Sidecar) -> None:
+def test_selected_scope_is_kept_in_address(page: Page, observer: PageObserver, dev: Sidecar) -> None:
     for app in ("checkout", "search"):
         asked(dev, "PUT", f"{API}/apps/{app}", {"app_name": app.title()})
     sign_in(page, dev, "#budgets")
@@ -292,7 +292,7 @@ def test_one_of_several_is_found_and_kept_in_the_address(page: Page, observer: P
     assert_clean(observer, dev)
 
 
-def test_it_comes_back_by_itself_when_the_process_does(page: Page, tmp_path: Path) -> None:
+def test_page_reconnects_after_restart(page: Page, tmp_path: Path) -> None:
     ports = ("--port", str(free_port()), "--control-port", str(free_port()))
     live = page.locator("#live")
     with sidecar("dev", *ports, folder=tmp_path) as first:
@@ -306,7 +306,7 @@ def test_it_comes_back_by_itself_when_the_process_does(page: Page, tmp_path: Pat
         expect(find_spent(page)).not_to_have_text("$0.00")
 
 
-def test_a_session_that_was_ended_elsewhere_leads_back_to_signing_in(page: Page, dev: Sidecar) -> None:
+def test_session_ended_elsewhere_returns_to_sign_in(page: Page, dev: Sidecar) -> None:
     sign_in(page, dev)
     (cookie,) = page.context.cookies()
     assert (cookie["httpOnly"], cookie["sameSite"], cookie["path"]) == (True, "Strict", "/")
@@ -318,7 +318,7 @@ def test_a_session_that_was_ended_elsewhere_leads_back_to_signing_in(page: Page,
     assert page.context.cookies() == []
 
 
-def test_who_signs_in_next_sees_nothing_of_who_was_there(page: Page, dev: Sidecar) -> None:
+def test_next_user_sees_nothing_of_former_one(page: Page, dev: Sidecar) -> None:
     for app in ("checkout", "search"):
         asked(dev, "PUT", f"{API}/apps/{app}", {"app_name": app.title()})
     sign_in(page, dev, "#budgets")
@@ -336,7 +336,7 @@ def test_who_signs_in_next_sees_nothing_of_who_was_there(page: Page, dev: Sideca
     assert [word for word in ("heckout", "premium", DEMO_ORG) if word in left] == []
 
 
-def test_where_it_cannot_begin_it_says_why_and_lets_one_sign_in(page: Page, dev: Sidecar) -> None:
+def test_failed_start_is_explained_and_sign_in_possible(page: Page, dev: Sidecar) -> None:
     """As where others at this address have shown too many wrong cookies."""
     wrong = f"price-keeper-{urlsplit(dev.control).port}=a.b.c"
     headers = {"Cookie": wrong, "X-Price-Keeper-Page": "1"}
@@ -351,7 +351,7 @@ def test_where_it_cannot_begin_it_says_why_and_lets_one_sign_in(page: Page, dev:
     expect(page.locator("#in-full")).to_be_visible()
 
 
-def test_whatever_a_name_says_it_stays_text(page: Page, observer: PageObserver, dev: Sidecar) -> None:
+def test_hostile_name_stays_text(page: Page, observer: PageObserver, dev: Sidecar) -> None:
     mean = "\"'><img src=x onerror=\"document.title='run'\"><a href=javascript:alert(1)>{{7*7}}</a>"
     asked(dev, "PUT", f"{API}/apps/{DEMO_APP}", {"app_name": mean})
     asked(dev, "PUT", f"{DEMO}/override", {"label": "economy", "reason": mean, "who": mean})
@@ -363,7 +363,7 @@ def test_whatever_a_name_says_it_stays_text(page: Page, observer: PageObserver, 
     assert_clean(observer, dev)
 
 
-def test_where_too_many_pages_are_open_it_asks_for_itself(page: Page, dev: Sidecar) -> None:
+def test_page_polls_when_too_many_are_open(page: Page, dev: Sidecar) -> None:
     events = urllib.request.Request(f"{dev.control}/status/events", headers={"X-API-Key": key_of(dev)})
     with ExitStack() as open_now:
         for _ in range(MAX_ADMIN_PAGES):

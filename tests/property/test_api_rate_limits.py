@@ -35,7 +35,7 @@ class Model:
     each_ms=some.sampled_from([1, 50, 1000, 5000]),
     steps=some.lists(some.tuples(some.integers(0, 4000), some.sampled_from("ab")), max_size=60),
 )
-def test_a_bucket_gives_what_its_model_gives(burst: int, each_ms: int, steps: list[tuple[int, str]]) -> None:
+def test_bucket_matches_plain_model(burst: int, each_ms: int, steps: list[tuple[int, str]]) -> None:
     now = 0
     rates = LocalApiRateLimiter(lambda: now / 1000, burst, 1000 / each_ms)
     models = {who: Model(burst, each_ms * NANOS // 1000) for who in "ab"}
@@ -50,7 +50,7 @@ def test_a_bucket_gives_what_its_model_gives(burst: int, each_ms: int, steps: li
             assert taken.wait_seconds * 1000 == pytest.approx(float((1 - models[who].level) * each_ms), abs=1e-5)
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_callers_are_bounded() -> None:
     rates = LocalApiRateLimiter(lambda: 0.0, 1, 0.001)
     for number in range(3 * limits.MAX_CALLERS):
         assert rates.take_now(str(number)).wait_seconds == 0

@@ -253,12 +253,12 @@ GIVES_BACK_WHILE_FILLING_UP = [
 @settings(max_examples=tries(150), suppress_health_check=list(HealthCheck))
 @given(SCRIPTS)
 @example(GIVES_BACK_WHILE_FILLING_UP)
-def test_the_bucket_is_exact_whatever_happens_on_the_way(script: Any) -> None:
+def test_bucket_is_exact_despite_lost_answers_and_clock_skew(script: Any) -> None:
     asyncio.run(_play(Ledger(), script))
 
 
 @pytest.mark.parametrize(("engine", "examples"), [("sqlite", 30), ("ministack", 15)])
-def test_nor_is_anything_lost_or_told_twice_by_an_engine(engines: Engines, engine: str, examples: int) -> None:
+def test_engine_neither_loses_nor_repeats_adjustments(engines: Engines, engine: str, examples: int) -> None:
     with asyncio.Runner() as runner, tempfile.TemporaryDirectory() as folder:
         stack = AsyncExitStack()
         store = runner.run(stack.enter_async_context(engines.open(engine, Path(folder))))
@@ -275,7 +275,7 @@ def test_nor_is_anything_lost_or_told_twice_by_an_engine(engines: Engines, engin
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "ministack"])
-async def test_as_much_as_there_is_is_let_through_to_the_last_token(
+async def test_bucket_is_used_to_last_token_by_concurrent_processes(
     engine: str, engines: Engines, tmp_path: Path
 ) -> None:
     """Many at once, by several processes' ways to the store, and one limit that is never refilled."""

@@ -124,7 +124,7 @@ class Fleet:
     script=[(0, 0, 11.0), (0, 50, 0.6), (0, 10, 1.1), (0, 3, 1.1), (0, 3, 0.6)],
 )
 @settings(max_examples=tries(40), deadline=None, derandomize=True)
-def test_budget_is_never_taken_for_more_spent_than_it_is(
+def test_budget_is_never_reported_above_actual_spend(
     interval: float, skews: list[float], normal_seconds: int, script: list[tuple[int, int, float]]
 ) -> None:
     clock = ManualClock()

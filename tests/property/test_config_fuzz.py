@@ -89,17 +89,17 @@ def lines_lost_and_doubled(draw: st.DrawFn) -> str:
 
 
 @given(st.text())
-def test_any_text(text: str) -> None:
+def test_any_text_loads_or_reports_problems(text: str) -> None:
     outcome(text)
 
 
 @given(st.lists(PIECES, max_size=40).map("".join))
-def test_any_heap_of_yaml(text: str) -> None:
+def test_any_yaml_structure_loads_or_reports_problems(text: str) -> None:
     outcome(text)
 
 
 @given(mutated() | lines_lost_and_doubled())
-def test_any_slip_in_a_good_file(text: str) -> None:
+def test_any_edit_of_valid_file_loads_or_reports_problems(text: str) -> None:
     outcome(text)
 
 
@@ -114,7 +114,7 @@ NAMES = st.sampled_from(sorted(set(re.findall(r"\w+(?=:)", CONFIG_YAML)))) | st.
     ),
     st.sampled_from([CONFIG_YAML, "", "store: x\nlabels: [1]\nauth:\n"]),
 )
-def test_any_variables(environ: dict[str, str], text: str) -> None:
+def test_any_variables_load_or_report_problems(environ: dict[str, str], text: str) -> None:
     outcome(text, environ)
 
 
@@ -143,7 +143,7 @@ def quoted(secret: str) -> list[str]:
 
 @given(SECRETS, st.sampled_from(SECRET_KEYS), st.sampled_from(SECTIONS), WRAPPED, st.integers(0, 5), st.booleans())
 @example("hunter2", "admin_api_key_env", "auth", "{0}", 0, True)
-def test_a_secret_in_the_file_is_never_told(
+def test_secret_in_file_is_never_shown(
     secret: str, key: str, section: str, wrapped: str, how: int, in_keys: bool
 ) -> None:
     entry = f"{key}: {wrapped.format(quoted(secret)[how])}"
@@ -154,12 +154,12 @@ def test_a_secret_in_the_file_is_never_told(
 
 
 @given(SECRETS, st.sampled_from(["AUTH", "AUTH__KEYS", "AUTH__SECRET", "AUTH__ADMIN_API_KEY", "AUTH__KEYS__0__SECRET"]))
-def test_nor_is_one_in_a_variable(secret: str, path: str) -> None:
+def test_secret_in_variable_is_never_shown(secret: str, path: str) -> None:
     keeps_to_itself(outcome(CONFIG_YAML, {ENV_PREFIX + path: json.dumps(secret)}), secret)
 
 
 @given(SECRETS, st.sampled_from(["upstream", "store"]))
-def test_nor_is_one_in_a_url(secret: str, section: str) -> None:
+def test_secret_in_url_is_never_shown(secret: str, section: str) -> None:
     text = json.dumps(f"https://user:{secret}@host")
     keeps_to_itself(outcome(f"{section}: {{endpoint: {text}}}"), secret)
 
@@ -211,7 +211,7 @@ WRONG = ["", "null", "5", "-1", "x", "true", "'1'", "[1]", "{}", "{a: b}", "010"
 
 
 @given(st.data())
-def test_a_variable_is_as_good_as_the_file(data: st.DataObject) -> None:
+def test_variable_is_equivalent_to_file(data: st.DataObject) -> None:
     right = TEXTS | OTHERS
     changed = data.draw(st.lists(st.sampled_from(sorted(right)), min_size=1, max_size=4, unique=True))
     tree = yaml.safe_load(CONFIG_YAML)

@@ -49,7 +49,7 @@ negative_data_rejection.expected-statuses = [400, 401, 403, 404, 405, 409, 412, 
 
 
 @pytest.mark.parametrize("places", [THERE, ""], ids=["there", "anywhere"])
-async def test_the_document_is_true(tmp_path: Path, places: str) -> None:
+async def test_openapi_document_matches_behaviour(tmp_path: Path, places: str) -> None:
     (tmp_path / "schemathesis.toml").write_text(places + LASTING + REJECTED)
     async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path) as api:
         wrong = api.parts.login_throttle

@@ -191,7 +191,7 @@ lengths = st.sampled_from((1, 7, 60))
 @pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=tries(150), derandomize=True)
 @given(family=st.sampled_from(list(FAMILIES)), how=spoilings, cached=caches, length=lengths)
-def test_spoilt_usage_never_charges_a_hard_budget_less_than_was_used(
+def test_corrupted_usage_never_charges_hard_budget_less_than_used(
     journal: Journal, form: str, family: str, how: Spoilings, cached: dict[str, int], length: int
 ) -> None:
     format, model, _ = FAMILIES[family]
@@ -214,9 +214,7 @@ def test_spoilt_usage_never_charges_a_hard_budget_less_than_was_used(
 @pytest.mark.parametrize("family", EMBEDDERS)
 @settings(max_examples=tries(60), derandomize=True)
 @given(how=spoilings)
-def test_spoilt_usage_of_embeddings_is_never_recorded_as_less_unflagged(
-    journal: Journal, family: str, how: Spoilings
-) -> None:
+def test_corrupted_usage_of_embeddings_is_flagged_if_too_low(journal: Journal, family: str, how: Spoilings) -> None:
     format, model, _ = EMBEDDERS[family]
     operation, path, body = request("invoke", family)
     bound = compute_ceiling(operation, format, body, {}, cost_ceiling.CallPrices([TARIFF]), None, model)
@@ -240,7 +238,7 @@ def test_healthy_usage_is_recorded_exactly_in_every_family_and_form(journal: Jou
     assert counts == UsageCounts(1, 0, *true[:5], 0, price_usage(TARIFF, true).pico)
 
 
-def test_the_pieces_of_a_healthy_answer_are_put_together_as_they_were() -> None:
+def test_pieces_of_healthy_response_join_unchanged() -> None:
     _, path, body = request("chat stream", "gpt-oss")
     wire = b"".join(simulated(path, body, FaultSpec()).frames or ())
     whole = Spoilings("", "", "").body(simulated(path, body, FaultSpec()))

@@ -250,7 +250,7 @@ def check(operation: Operation, format: str, model: str, path: str, sent: bytes,
 @pytest.mark.parametrize(("format", "model", "bodies"), FAMILIES.values(), ids=FAMILIES)
 @settings(max_examples=tries(15), deadline=None)
 @given(data=st.data(), way=st.integers(0, 2), wished=wishes, times=st.integers(1, 2))
-def test_no_invocation_costs_more(
+def test_invocation_never_costs_more_than_ceiling(
     streams: bool, format: str, model: str, bodies: Any, data: Any, way: int, wished: FaultSpec, times: int
 ) -> None:
     operation = Operation.INVOKE_STREAM if streams and "embed" not in model else Operation.INVOKE
@@ -269,7 +269,7 @@ def test_no_invocation_costs_more(
     wished=wishes,
     times=st.integers(1, 2),
 )
-def test_no_conversation_costs_more(
+def test_conversation_never_costs_more_than_ceiling(
     operation: Operation, body: dict[str, Any], family: str, way: int, wished: FaultSpec, times: int
 ) -> None:
     format, model, _ = SPEAKERS[family]
@@ -279,7 +279,7 @@ def test_no_conversation_costs_more(
 
 @settings(max_examples=tries(60), deadline=None)
 @given(chat("max_tokens", "max_completion_tokens"), st.integers(0, 2), wishes, st.booleans())
-def test_no_chat_costs_more(body: dict[str, Any], way: int, wished: FaultSpec, streams: bool) -> None:
+def test_chat_never_costs_more_than_ceiling(body: dict[str, Any], way: int, wished: FaultSpec, streams: bool) -> None:
     more = {"stream": True, "stream_options": {"include_usage": True}} if streams else {}
     sent = spelt({"model": "openai.gpt-oss-120b-1:0", **body, **more}, way)
     check(Operation.CHAT_COMPLETIONS, "openai", "", "/openai/v1/chat/completions", sent, wished, 1)
@@ -287,7 +287,7 @@ def test_no_chat_costs_more(body: dict[str, Any], way: int, wished: FaultSpec, s
 
 @settings(max_examples=tries(60), deadline=None)
 @given(st.lists(words, min_size=1, max_size=5), st.integers(0, 2))
-def test_no_guardrail_costs_more(texts: list[str], way: int) -> None:
+def test_guardrail_never_costs_more_than_ceiling(texts: list[str], way: int) -> None:
     applied = {"source": "INPUT", "content": [{"text": {"text": text}} for text in texts]}
     checked = {
         "messages": [{"role": "user", "content": [{"text": text} for text in texts]}],
@@ -332,7 +332,9 @@ def put(value: Any, path: tuple[Any, ...], other: Any) -> Any:
 
 @settings(max_examples=tries(250), deadline=None)
 @given(st.data(), st.sampled_from(OPERATIONS), st.sampled_from(FORMATS), st.sampled_from([None, LABEL]))
-def test_a_spoilt_member_is_bounded_or_refused(data: Any, operation: Operation, format: str, label: int | None) -> None:
+def test_corrupted_member_is_bounded_or_refused(
+    data: Any, operation: Operation, format: str, label: int | None
+) -> None:
     body = data.draw(st.one_of(EVERY))
     other = st.sampled_from([None, True, 0, -1, 1.5, "", "text", [], {}, [[]], [{}], {"type": []}, [None]]) | free
     for _ in range(data.draw(st.integers(1, 3))):
@@ -346,7 +348,7 @@ def test_a_spoilt_member_is_bounded_or_refused(data: Any, operation: Operation, 
 
 @settings(max_examples=tries(150), deadline=None)
 @given(st.data(), st.sampled_from(OPERATIONS), st.sampled_from(FORMATS))
-def test_spoilt_bytes_are_bounded_or_refused(data: Any, operation: Operation, format: str) -> None:
+def test_corrupted_bytes_are_bounded_or_refused(data: Any, operation: Operation, format: str) -> None:
     body = bytearray(spelt(data.draw(st.one_of(EVERY)), data.draw(st.integers(0, 2))))
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(body)))
@@ -358,7 +360,7 @@ def test_spoilt_bytes_are_bounded_or_refused(data: Any, operation: Operation, fo
 
 @settings(max_examples=tries(100), deadline=None)
 @given(free, st.integers(0, 2))
-def test_the_text_of_a_body_is_in_the_size_that_counts(value: Any, way: int) -> None:
+def test_text_of_body_is_within_counted_size(value: Any, way: int) -> None:
     """Of all strings in it together, and the same however they are spelt."""
     sizes = {cost_ceiling.parse_strict(spelt({"a": value}, each)).canonical for each in range(3)}
 

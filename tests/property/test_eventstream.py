@@ -110,7 +110,7 @@ def watched(parts: list[bytes]) -> tuple[FrameWatcher, list[Frame]]:
 
 @settings(max_examples=tries(200))
 @given(st.data(), st.lists(frames, max_size=6))
-def test_however_a_stream_is_cut_up_the_same_is_seen(data, some):
+def test_stream_split_anywhere_gives_same_frames(data, some):
     stream = b"".join(some)
     watcher, found = watched(data.draw(cut_up(stream)))
     assert found == by_botocore(stream)
@@ -120,7 +120,7 @@ def test_however_a_stream_is_cut_up_the_same_is_seen(data, some):
 
 @settings(max_examples=tries(150))
 @given(st.data(), st.lists(frames, min_size=1, max_size=4))
-def test_a_stream_cut_short_is_told_from_a_whole_one(data, some):
+def test_truncated_stream_is_distinguished_from_complete(data, some):
     stream = b"".join(some)
     ends = [sum(map(len, some[:count])) for count in range(len(some) + 1)]
     end = data.draw(st.one_of(st.sampled_from(ends), st.integers(0, len(stream))))
@@ -134,7 +134,7 @@ def test_a_stream_cut_short_is_told_from_a_whole_one(data, some):
     st.dictionaries(st.text(min_size=1, max_size=20), st.text(max_size=50), max_size=5),
     st.binary(max_size=200),
 )
-def test_botocore_reads_what_we_encode(headers, payload):
+def test_encoded_frame_is_read_by_botocore(headers, payload):
     frame = encode_frame(headers, payload)
     assert frame == framed(block_of([(name, counted(7, text.encode())) for name, text in headers.items()]), payload)
     buffer = EventStreamBuffer()
@@ -159,7 +159,7 @@ def test_any_flipped_bit_is_detected(data, some):
     assert found == by_botocore(stream[: watcher.boundary])
 
 
-def test_every_single_bit_of_a_stream():
+def test_every_single_flipped_bit_is_detected():
     some = [
         encode_frame({":event-type": "chunk", ":message-type": "event"}, b"one"),
         encode_frame({":event-type": "metadata", ":message-type": "event"}, b"two"),
@@ -177,7 +177,7 @@ def test_every_single_bit_of_a_stream():
 
 @settings(max_examples=tries(150))
 @given(st.data(), st.lists(st.one_of(st.binary(max_size=300), frames), max_size=4))
-def test_garbage_is_a_fault_and_nothing_worse(data, some):
+def test_garbage_fails_without_crash(data, some):
     stream = b"".join(some)
     (whole, found), (split, found_split) = watched([stream]), watched(data.draw(cut_up(stream)))
     assert found == found_split
@@ -195,7 +195,7 @@ def test_garbage_is_a_fault_and_nothing_worse(data, some):
         st.builds(lambda some, more: block_of(some + more), headers, headers),
     )
 )
-def test_headers_that_are_accepted_mean_what_botocore_says(block):
+def test_accepted_headers_mean_what_botocore_reads(block):
     """Right CRCs around any block of headers. Where botocore is laxer, as with a value cut short, a fault is right."""
     frame = framed(block, b"payload")
     watcher, found = watched([frame])

@@ -26,7 +26,7 @@ DETAILS = [{"ttl": "1h", "inputTokens": 1}]
 )
 @example({**PLAIN, "cacheWriteInputTokens": 5, "cacheDetails": DETAILS}, {})
 @example({**PLAIN, "cacheReadInputTokens": None, "cacheReadInputTokenCount": 6}, {})
-def test_the_quick_reader_of_conversations_says_the_same_or_nothing(usage: Any, more: dict[str, Any]) -> None:
+def test_fast_converse_parser_agrees_or_gives_none(usage: Any, more: dict[str, Any]) -> None:
     answer = {"usage": usage, **more}
     found = fast_parse.parse_converse(json.dumps(answer).encode())
     assert found is None or found == model_families.read_converse(answer)
@@ -46,7 +46,7 @@ DOCUMENTS = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(DIALECTS), DOCUMENTS, max_size=6), st.sampled_from(("cohere", "nova")))
-def test_the_members_that_tell_of_usage_say_all_that_the_whole_answer_says(answer: dict[str, Any], format: str) -> None:
+def test_picked_members_hold_all_usage(answer: dict[str, Any], format: str) -> None:
     document = orjson.loads(json.dumps(answer))
     picked = fast_parse.pick_usage_members(json.dumps(answer).encode())
     assert picked is not None
@@ -56,7 +56,7 @@ def test_the_members_that_tell_of_usage_say_all_that_the_whole_answer_says(answe
         assert meaning(picked) == meaning(document)
 
 
-def test_nothing_is_made_of_what_tells_nothing() -> None:
+def test_members_without_usage_stay_raw() -> None:
     answer = b'{"embedding":[' + b"{}," * 5000 + b'1],"inputTextTokenCount":5,"trace":{"a":1}}'
     picked = fast_parse.pick_usage_members(answer)
     assert picked is not None
@@ -71,14 +71,14 @@ def test_nothing_is_made_of_what_tells_nothing() -> None:
     )
 
 
-def test_the_quick_reader_knows_an_answer_as_bedrock_writes_it() -> None:
+def test_fast_converse_parser_reads_usual_response() -> None:
     usage = {"cacheReadInputTokenCount": 2, "cacheReadInputTokens": 2, "cacheWriteInputTokenCount": 0,
              "cacheWriteInputTokens": 0, "inputTokens": 3, "outputTokens": 4, "serverToolUsage": {}}  # fmt: skip
     answer = {"metrics": {"latencyMs": 1}, "output": {"message": {"content": [{"text": 'é \\ " {'}]}}, "usage": usage}
     assert fast_parse.parse_converse(json.dumps(answer).encode()) == Usage(3, 4, 2)
 
 
-def test_the_quick_reader_leaves_alone_what_is_no_such_answer() -> None:
+def test_fast_converse_parser_ignores_other_documents() -> None:
     for answer in (
         b"",
         b"{",

@@ -206,7 +206,7 @@ TestHardBudget.settings = settings(max_examples=tries(100), stateful_step_count=
 
 
 @pytest.mark.parametrize("seed", seeds(12))
-def test_long_lives(seed: int) -> None:
+def test_long_random_runs_never_overspend_hard_budget(seed: int) -> None:
     """The same at random: what takes long to come about, as a budget that is dry, and many lives on one disk."""
     chance, faults = random.Random(seed), ("away", "lost", "late", "unheard")
     random.seed(seed)  # of what jitters

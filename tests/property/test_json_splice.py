@@ -131,7 +131,7 @@ def encoded(document: Any, seed: int) -> bytes:
 
 @settings(max_examples=tries(200))
 @given(objects, seeds)
-def test_members_are_where_a_parser_sees_them(document: Object, seed: int) -> None:
+def test_members_are_where_a_parser_finds_them(document: Object, seed: int) -> None:
     check(encoded(document, seed))
 
 
@@ -144,7 +144,7 @@ edits = st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 3), st.sampled_f
 
 @settings(max_examples=tries(300))
 @given(objects, seeds, edits)
-def test_spoilt_json_is_refused_wherever_a_parser_refuses_it(document: Object, seed: int, changes: Any) -> None:
+def test_corrupted_json_is_refused_where_a_parser_refuses_it(document: Object, seed: int, changes: Any) -> None:
     data = encoded(document, seed)
     for at, removed, put in changes:
         at %= len(data) + 1
@@ -171,7 +171,7 @@ def test_spoilt_json_is_refused_wherever_a_parser_refuses_it(document: Object, s
 @example(b'{"x":[[1,{"model":"a"}],{}],"model":"b"}')
 @example('{"model":"a"}'.encode("utf-16"))
 @example(b'{"mod\xc1\xa5l":"a"}')
-def test_bits_of_json(data: bytes) -> None:
+def test_random_json_fragments_agree_with_parser(data: bytes) -> None:
     check(data)
 
 
@@ -190,7 +190,7 @@ def nested(depth: int) -> bytes:
         (b"1" + b"".join(b',"%0200d":0' % number for number in range(MAX_MEMBERS)), "more than 1000 members"),
     ],
 )
-def test_what_is_too_much(value: bytes, words: str) -> None:
+def test_oversized_json_is_refused(value: bytes, words: str) -> None:
     with pytest.raises(InvalidJsonObject, match=words):
         find_members(b'{"model":"premium","x":%b}' % value, NAMES)
 
@@ -209,7 +209,7 @@ def test_what_is_too_much(value: bytes, words: str) -> None:
     ],
     ids=["objects", "numbers", "members", "depth", "escapes", "letters", "names", "space"],
 )
-def test_large_values_are_passed_over(value: bytes) -> None:
+def test_large_values_are_skipped(value: bytes) -> None:
     data = b' {"x":%b,"model" : "premium" } ' % value
     found = find_members(data, NAMES)
     start, end = found.spans["model"]

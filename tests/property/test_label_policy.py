@@ -44,7 +44,7 @@ def oracle(
 
 
 @given(st.sampled_from(LABELS), ORDERINGS, AMOUNTS, st.integers(0, 3), AMOUNTS, AMOUNTS, st.booleans())
-def test_the_first_that_may_serve_and_can_be_afforded_serves(
+def test_first_affordable_label_serves(
     asked: str,
     ordering: list[str],
     quotas: dict[str, int],
@@ -71,7 +71,7 @@ def test_the_first_that_may_serve_and_can_be_afforded_serves(
 
 
 @given(ORDERINGS, st.lists(AMOUNTS, max_size=6), AMOUNTS)
-def test_the_active_label_only_ever_moves_on_and_stops_where_something_is_left(
+def test_active_label_only_moves_down_and_stops_where_quota_is_left(
     ordering: list[str], spends: list[dict[str, int]], quotas: dict[str, int]
 ) -> None:
     quotas = {label: quotas.get(label, 0) for label in ordering}
@@ -85,7 +85,7 @@ def test_the_active_label_only_ever_moves_on_and_stops_where_something_is_left(
 
 
 @given(st.integers(0, 10**16), st.integers(0, 10**16), st.integers(1, 100))
-def test_spent_is_a_hundred_percent_and_nothing_less_is(spent: int, quota: int, tight: int) -> None:
+def test_percent_is_hundred_exactly_when_quota_is_spent(spent: int, quota: int, tight: int) -> None:
     percent, mode = label_policy.compute_quota_percent(spent, quota), label_policy.compute_mode(spent, quota, tight)
     assert (percent >= 100) == (spent >= quota) == (mode is Mode.EXCEEDED)
     if mode is not Mode.EXCEEDED:

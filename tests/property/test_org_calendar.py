@@ -93,7 +93,7 @@ def model_span(period: Period, at: int, zone: ZoneInfo) -> PeriodSpan:
     return PeriodSpan(key, start, end)
 
 
-def test_the_model_agrees_with_a_walk_over_every_second():
+def test_model_agrees_with_walk_over_every_second():
     """St. John's falls back over midnight: the local date goes forward, back, and forward again."""
     zone = ZoneInfo("America/St_Johns")
     around = utc(2010, 11, 7, 2, 30)
@@ -123,7 +123,7 @@ def instants(draw: st.DrawFn) -> tuple[ZoneInfo, int]:
 
 @settings(max_examples=tries(300), deadline=None)
 @given(where=instants(), period=st.sampled_from(Period), fraction=st.sampled_from([0, 0.5, 0.999_999_7]))
-def test_a_span_is_what_the_model_says(where, period, fraction):
+def test_span_matches_model(where, period, fraction):
     zone, at = where
     found = find_span(period, at + fraction, zone)
     assert found == model_span(period, at, zone)
@@ -135,14 +135,14 @@ def test_a_span_is_what_the_model_says(where, period, fraction):
 
 @settings(max_examples=tries(250), deadline=None)
 @given(where=instants(), later=st.one_of(st.integers(0, 2 * HOUR), st.integers(0, 400 * DAY)))
-def test_days_and_their_keys_never_go_back(where, later):
+def test_days_and_keys_never_go_back(where, later):
     zone, at = where
     for period in Period:
         assert find_span(period, at, zone).key <= find_span(period, at + later, zone).key
     assert format_org_day(at, zone) <= format_org_day(at + later, zone)
 
 
-def test_every_change_of_clocks_in_twenty_years():
+def test_every_clock_change_in_twenty_years_matches_model():
     """No zone changes its clocks twice within two days, so looking every other day misses none."""
     looked_at = set()  # what zones have in common need not be looked at in each of them
     for name in ZONES:
@@ -208,7 +208,7 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize(("name", "day", "start", "end"), BY_HAND.values(), ids=BY_HAND.keys())
-def test_days_worked_out_by_hand(name, day, start, end):
+def test_hand_computed_days_match(name, day, start, end):
     zone = ZoneInfo(name)
     assert find_day_span(parse_day(day), zone) == PeriodSpan(f"DAY#{day}", start, end)
     if start < end:
@@ -221,7 +221,7 @@ def test_days_worked_out_by_hand(name, day, start, end):
     assert format_org_day(start - 1, zone) < day < format_org_day(end, zone)
 
 
-def test_the_org_day_stays_when_the_local_date_goes_back():
+def test_org_day_stays_when_local_date_goes_back():
     zone = ZoneInfo("America/St_Johns")
     at = 1_289_097_060 + 10  # ten seconds after 00:01 became 23:01 again
     assert datetime.fromtimestamp(at, zone).date() == date(2010, 11, 6)
@@ -245,14 +245,14 @@ def test_the_org_day_stays_when_the_local_date_goes_back():
     ],
 )
 @pytest.mark.parametrize("name", ["UTC", "America/New_York", "Pacific/Kiritimati"])
-def test_weeks_and_months(name, period, day, key, first, following):
+def test_weeks_and_months_match(name, period, day, key, first, following):
     zone = ZoneInfo(name)
     edges = [find_day_span(parse_day(edge), zone).start for edge in (first, following)]
     assert find_span(period, find_day_span(parse_day(day), zone).start, zone) == PeriodSpan(key, *edges)
     assert parse_span_key(key, zone) == PeriodSpan(key, *edges)
 
 
-def test_the_days_of_a_range_leave_out_the_one_that_never_was():
+def test_days_of_range_skip_missing_date():
     days = list(iterate_day_spans(date(2011, 12, 28), date(2012, 1, 1), ZoneInfo("Pacific/Apia")))
     assert [day.key[-2:] for day in days] == ["28", "29", "31", "01"]
     assert all(day.end == following.start for day, following in pairwise(days))
@@ -283,23 +283,23 @@ def test_the_days_of_a_range_leave_out_the_one_that_never_was():
         "",
     ],
 )
-def test_a_key_no_span_can_have_is_refused(key):
+def test_impossible_span_key_is_refused(key):
     with pytest.raises(ValueError, match=r"day, week or month"):
         parse_span_key(key, ZoneInfo("UTC"))
 
 
 @pytest.mark.parametrize("text", ["2026-11-18", "20261118 ", "20260229", "٢٠٢٦١١١٨", ""])
-def test_a_day_is_eight_digits_of_a_real_date(text):
+def test_day_is_eight_digits_of_a_real_date(text):
     with pytest.raises(ValueError, match="day"):
         parse_day(text)
 
 
 @given(st.dates())
-def test_a_day_survives_its_text(day):
+def test_day_round_trips_through_text(day):
     assert parse_day(format_day(day)) == day
 
 
-def test_every_zone_is_known_by_its_name():
+def test_every_zone_loads_by_name():
     for name in set(ZONES) - {"localtime", "Factory"}:
         assert load_zone(name).key == name
 
@@ -323,7 +323,7 @@ def test_every_zone_is_known_by_its_name():
         ("x" * 1_000_000, ""),
     ],
 )
-def test_an_unknown_zone_is_refused_and_the_nearest_named(name, nearest):
+def test_unknown_zone_is_refused_with_nearest_name(name, nearest):
     with pytest.raises(ValueError, match=f"the nearest known one is '{nearest}") as refused:
         load_zone(name)
     assert len(str(refused.value)) < 200

@@ -102,7 +102,7 @@ def as_item(plan: EffectiveSettings) -> dict[str, Any]:
 
 @settings(max_examples=tries(150))
 @given(org=st.fixed_dictionaries({}, optional=_ORGS), app=st.fixed_dictionaries({}, optional=_ORGS))
-def test_an_app_inherits_attribute_by_attribute(org: dict[str, Any], app: dict[str, Any]) -> None:
+def test_app_inherits_attribute_by_attribute(org: dict[str, Any], app: dict[str, Any]) -> None:
     assert as_item(resolve_settings(org, app, DEFAULTS, DEFAULT_ALERT_THRESHOLDS, NOW)) == merged(org, app)
 
 
@@ -116,7 +116,7 @@ _SPOILT = st.dictionaries(st.sampled_from([*_ORGS, "settled", "settled_until_epo
 
 @settings(max_examples=tries(150))
 @given(org=_SPOILT, app=_SPOILT)
-def test_whatever_was_written_by_hand_there_is_a_plan_and_every_label_of_it_has_a_quota(org: Any, app: Any) -> None:
+def test_hand_written_settings_give_every_label_a_quota(org: Any, app: Any) -> None:
     plan = resolve_settings(org, app, DEFAULTS, DEFAULT_ALERT_THRESHOLDS, NOW)
     assert set(plan.ordering) <= plan.quotas.keys()
     assert all(isinstance(quota, int) and quota >= 0 for quota in plan.quotas.values())
@@ -194,7 +194,7 @@ def body(trio: Trio, **changes: Any) -> dict[str, Any]:
 
 @settings(max_examples=tries(75))
 @given(start=_STARTS, first=_TRIOS, changes=st.lists(st.tuples(_WAITS, _TRIOS), min_size=1, max_size=6))
-async def test_a_changed_zone_period_or_scope_turns_as_in_the_model(start: int, first: Trio, changes: Any) -> None:
+async def test_changed_zone_period_or_scope_applies_as_in_model(start: int, first: Trio, changes: Any) -> None:
     memory, clock, model = MemoryStore(), ManualClock(start), Model(first)
     store, key = cast(Store, memory), schema.org_config_key(ACME)
     await put_org(store, clock, ACME, body(first), LABELS, DEFAULTS)
@@ -221,7 +221,7 @@ def _check_who_reads_late(before: Item, after: Item, now: float) -> None:
         assert trio_of(before, at) == trio_of(after, at)
 
 
-def test_the_zones_are_there() -> None:
+def test_zones_of_tests_exist() -> None:
     assert set(ZONES) <= zoneinfo.available_timezones()
 
 
@@ -230,7 +230,7 @@ def test_the_zones_are_there() -> None:
 WRITERS = 12
 
 
-async def test_of_writers_at_once_none_is_lost_and_none_is_mixed_with_another(exact_store: Store) -> None:
+async def test_concurrent_writers_are_neither_lost_nor_mixed(exact_store: Store) -> None:
     org = str(uuid4())
     key, kept = schema.org_config_key(org), {"client_secret_hash": "$2b$12$x", "version": 5}
     await exact_store.put(Put(key, kept))
@@ -251,7 +251,7 @@ async def test_of_writers_at_once_none_is_lost_and_none_is_mixed_with_another(ex
     assert await exact_store.get(schema.org_entry_key(org), consistent=True) == {"org_name": item["org_name"]}
 
 
-async def test_one_of_those_who_make_an_org_at_once_makes_it(exact_store: Store) -> None:
+async def test_concurrent_creations_have_one_winner(exact_store: Store) -> None:
     org = str(uuid4())
     made = await asyncio.gather(
         *(put_org(exact_store, SystemClock(), org, body(Trio("UTC", "APP", "day")), LABELS, DEFAULTS) for _ in range(6))

@@ -142,7 +142,7 @@ STEPS = st.lists(
 
 @settings(max_examples=tries(250))
 @given(STEPS)
-def test_sessions_are_as_on_paper(steps: list[tuple[str, int, int]]) -> None:
+def test_sessions_match_plain_model(steps: list[tuple[str, int, int]]) -> None:
     with mock.patch("price_keeper.auth.revocation.PROBE_SECONDS", 10.0**9):  # weeks are made of many
         asyncio.run(_played(steps))
 
@@ -175,7 +175,7 @@ MANY = st.lists(st.sampled_from(["login", "login", "refresh", "revoke"]), min_si
 
 @settings(max_examples=tries(250))
 @given(MANY, st.integers(1, 4))
-def test_at_once_the_limit_holds_and_each_session_has_one_token(whats: list[str], most: int) -> None:
+def test_concurrent_logins_keep_limit_and_one_token_per_session(whats: list[str], most: int) -> None:
     asyncio.run(_played_at_once(whats, most))
 
 

@@ -227,12 +227,12 @@ def with_one(check: Callable[[Bench, list[Asked]], Awaitable[None]], loop: str, 
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_every_answer_reaches_its_caller_byte_for_byte(loop: str) -> None:
+def test_every_response_is_relayed_byte_for_byte(loop: str) -> None:
     with_one(Bench.check, loop, narrow=False)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_also_when_a_caller_reads_by_fits_and_starts(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_irregularly_read_response_is_relayed_byte_for_byte(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Upstream is then paused and resumed at random places."""
     chance = random.Random(11)
     reads = RawConnection.read_more

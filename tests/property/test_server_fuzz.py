@@ -109,7 +109,7 @@ def cut(data: bytes, at: list[int]) -> list[bytes]:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_spoilt_requests(loop: str) -> None:
+def test_corrupted_requests_are_answered_in_http(loop: str) -> None:
     """Good requests with a few bytes changed get answers in HTTP's form, one each at most, and then an end."""
 
     async def check(rig: PortHarness, talk: Any) -> None:
@@ -144,7 +144,7 @@ async def _endless_answers(wire: RawConnection) -> None:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_noise(loop: str) -> None:
+def test_noise_is_refused_or_awaited(loop: str) -> None:
     """Bytes that mean nothing are refused or waited for, and never more than that."""
 
     async def check(rig: PortHarness, noise: bytes) -> None:
@@ -214,7 +214,7 @@ dialogues = st.tuples(st.lists(near_valid | any_frames, max_size=12), st.lists(e
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_spoilt_frames(loop: str) -> None:
+def test_corrupted_frames_end_only_their_connection(loop: str) -> None:
     """Frames in any order, whole or damaged, end their connection at worst, and no other."""
 
     async def check(rig: PortHarness, dialogue: Any) -> None:

@@ -116,7 +116,9 @@ headers = st.one_of(
 
 @settings(max_examples=tries(400))
 @given(credentials, regions, services, methods, paths, hosts, headers, bodies, moments)
-def test_paths_headers_and_bodies(credentials, region, service, method, path, host, headers, body, at):
+def test_paths_headers_and_bodies_are_signed_like_botocore(
+    credentials, region, service, method, path, host, headers, body, at
+):
     ours = by_us(credentials, region, service, method, path, "", host, headers, body, at)
     url = f"https://{host}{path}"
     assert ours == by_botocore(credentials, region, service, method, url, None, headers, body, at)
@@ -137,7 +139,7 @@ kinds = st.tuples(
 
 @settings(max_examples=tries(60))
 @given(st.lists(kinds, min_size=10, max_size=60))
-def test_calls_of_many_kinds_in_any_order(calls):
+def test_mixed_calls_in_any_order_are_signed_like_botocore(calls):
     signer = Signer("us-east-1")
     for credentials, method, path, host, headers, body, at in calls:
         lines = signer.sign(credentials, method, path, "", host, headers, sha256(body).hexdigest(), at).decode()
@@ -149,7 +151,7 @@ def test_calls_of_many_kinds_in_any_order(calls):
 @settings(max_examples=tries(150))
 @given(pairs, st.randoms(use_true_random=False), moments)
 @example([("a", ""), ("a", "1"), ("a-", "0"), ("A", "é"), ("~", "a=b&c+d e/%")], None, TODAY)
-def test_queries(pairs, random, at):
+def test_queries_are_signed_like_botocore(pairs, random, at):
     """However the client spells a query, it is signed as if botocore had been asked for the same."""
     path, host = "/async-invoke", "bedrock-runtime.us-east-1.amazonaws.com"
     query = "&".join(f"{spelled(name, random)}={spelled(value, random)}" for name, value in pairs)
@@ -174,7 +176,7 @@ def _spelled_byte(byte: int, random) -> str:
 
 @settings(max_examples=tries(250))
 @given(st.sampled_from(["method", "path", "query", "host", "value", "name"]), st.text(max_size=12))
-def test_no_text_can_end_a_line(where, text):
+def test_no_input_can_end_a_header_line(where, text):
     """Whatever is put wherever, either it is refused or it stays in its place."""
     headers = [("content-type", "x"), (text if where == "name" else "x-a", text if where == "value" else "x")]
     given_ = {"method": "GET", "path": "/", "query": "", "host": "h"} | {where: "/" + text if where == "path" else text}

@@ -147,9 +147,7 @@ TestFleet.settings = settings(max_examples=tries(200), stateful_step_count=40, d
 
 
 @given(others=st.integers(0, 100), seen=st.integers(0, 100), unseen=st.integers(0, 100), waiting=st.integers(0, 100))
-def test_what_another_worker_noted_is_recalled_as_a_lower_bound(
-    others: int, seen: int, unseen: int, waiting: int
-) -> None:
+def test_spend_seen_by_other_worker_is_a_lower_bound(others: int, seen: int, unseen: int, waiting: int) -> None:
     """Of what the journal has, the other one has seen some in the store."""
     spent = SpendTracker(seen + unseen, seen + unseen)
     spent.restore(others + seen, waiting, is_own=False)

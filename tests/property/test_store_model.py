@@ -296,11 +296,11 @@ def _drive(engines: Engines, names: Sequence[str], steps: st.SearchStrategy[Any]
             runner.run(stack.aclose())
 
 
-def test_one_after_another(engines: Engines) -> None:
+def test_sequential_operations_match_model(engines: Engines) -> None:
     steps = st.lists(st.lists(_steps(NUMBERS), min_size=1, max_size=1), min_size=1, max_size=12)
     _drive(engines, ALL, steps, examples=75)
 
 
-def test_several_at_once_and_of_every_kind(engines: Engines) -> None:
+def test_concurrent_operations_match_model(engines: Engines) -> None:
     groups = st.lists(st.lists(_steps(st.one_of(NUMBERS, OTHERS)), min_size=1, max_size=4), min_size=1, max_size=6)
     _drive(engines, EXACT, groups, examples=125)

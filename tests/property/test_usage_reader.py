@@ -97,7 +97,7 @@ def cut_up(draw: st.DrawFn, wire: bytes) -> list[bytes]:
 
 @settings(max_examples=tries(200))
 @given(st.one_of(objects, documents), headers, st.sampled_from(FAMILIES))
-def test_no_answer_breaks_the_meter(document, head, family):
+def test_no_response_breaks_the_meter(document, head, family):
     for read in (model_families.read_converse, model_families.read_chat, model_families.read_guardrail):
         assert is_sound(read(document))
     assert is_sound(model_families.read_invocation(document, head))
@@ -105,7 +105,7 @@ def test_no_answer_breaks_the_meter(document, head, family):
 
 @settings(max_examples=tries(100))
 @given(counts, counts, counts, counts, counts)
-def test_what_every_dialect_tells_comes_out_again(read, said, cached, for_5m, for_1h):
+def test_usage_in_every_dialect_is_read(read, said, cached, for_5m, for_1h):
     """And in each the sum over all kinds of input is what the caller sent."""
     written = for_5m + for_1h
     usage = Usage(read, said, cached, for_5m, for_1h)
@@ -124,7 +124,7 @@ def test_what_every_dialect_tells_comes_out_again(read, said, cached, for_5m, fo
 
 @settings(max_examples=tries(100))
 @given(st.one_of(st.none(), st.integers(max_value=-1), st.integers(min_value=MAX_TOKENS + 1), st.floats(), st.text()))
-def test_only_a_count_is_counted(value):
+def test_only_valid_counts_are_counted(value):
     assert model_families.read_converse({"usage": {"inputTokens": value, "outputTokens": 1}}) is None
     assert model_families.read_chat({"usage": {"prompt_tokens": 1, "completion_tokens": value}}) is None
 
@@ -168,7 +168,7 @@ def test_no_frame_breaks_the_meter(given_frames, head, family):
 
 @settings(max_examples=tries(60))
 @given(st.lists(objects, min_size=1, max_size=8), st.data())
-def test_frames_that_come_in_any_pieces_say_the_same(given_chunks, data):
+def test_frames_split_anywhere_give_same_usage(given_chunks, data):
     def wire(name, payload):
         return encode_frame({":event-type": name, ":message-type": "event"}, payload)
 
@@ -192,7 +192,7 @@ def test_frames_that_come_in_any_pieces_say_the_same(given_chunks, data):
 
 @settings(max_examples=tries(50))
 @given(counts, counts, st.text(max_size=3000), st.integers(150, 4000))
-def test_bedrocks_counts_are_found_at_the_end_of_any_chunk(read, said, text, keep):
+def test_invocation_metrics_are_found_at_end_of_any_chunk(read, said, text, keep):
     document = {"text": text, INVOCATION_METRICS: {"inputTokenCount": read, "outputTokenCount": said}}
     whole = chunk(document)
     stream = InvocationStream()
@@ -227,7 +227,7 @@ def fed(pieces):
 
 @settings(max_examples=tries(150))
 @given(wires, st.data())
-def test_events_that_come_in_any_pieces_say_the_same(wire, data):
+def test_events_split_anywhere_give_same_usage(wire, data):
     whole, cut = fed([wire]), fed(data.draw(cut_up(wire)))
     assert is_sound(whole.usage())
     assert is_sound(whole.partial_usage())
@@ -240,7 +240,7 @@ def test_events_that_come_in_any_pieces_say_the_same(wire, data):
 
 @settings(max_examples=tries(100))
 @given(wires, st.data())
-def test_however_large_events_are_no_more_than_the_limit_is_held(wire, data):
+def test_oversized_events_are_buffered_up_to_limit(wire, data):
     """With a limit so low that most events are beyond it."""
     pieces = data.draw(cut_up(wire))
     limit = stream_usage.MAX_EVENT_BYTES
@@ -257,7 +257,7 @@ def test_however_large_events_are_no_more_than_the_limit_is_held(wire, data):
 
 @settings(max_examples=tries(100))
 @given(st.one_of(st.binary(max_size=80), objects.map(lambda each: b"data: " + json.dumps(each).encode() + b"\n\n")))
-def test_an_event_of_usage_alone_can_be_told_from_any_other(event):
+def test_usage_only_event_is_distinguished(event):
     is_alone = stream_usage.is_usage_only_event(event)
     assert type(is_alone) is bool
     if is_alone:

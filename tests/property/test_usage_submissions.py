@@ -92,7 +92,7 @@ TOLD = st.builds(
 
 @settings(max_examples=tries(100))
 @given(st.lists(st.lists(TOLD, min_size=1, max_size=20), min_size=1, max_size=4), st.lists(FAILURES, max_size=12))
-def test_each_counts_once_whatever_fails(
+def test_each_submission_counts_once_despite_failures(
     batches: list[list[ChargedSubmission]], failures: list[StoreError | None]
 ) -> None:
     asyncio.run(_counts_once(batches, failures))
@@ -131,7 +131,7 @@ def _new(batches: Sequence[Sequence[ChargedSubmission]], outcomes: Sequence[Sequ
     ]
 
 
-async def test_a_batch_takes_few_transactions_and_a_repeat_counts_nothing() -> None:
+async def test_batch_takes_few_transactions_and_repeat_counts_nothing() -> None:
     store = Failing()
     submissions, batch = SubmissionRecorder(store, Clock()), [charged(number) for number in range(100)]
     assert all(outcome[1] for outcome in await submissions.submit_all(batch) if isinstance(outcome, tuple))
@@ -141,7 +141,7 @@ async def test_a_batch_takes_few_transactions_and_a_repeat_counts_nothing() -> N
     assert await requests_of(store) == 101
 
 
-async def test_one_that_was_counted_before_does_not_keep_the_others_apart() -> None:
+async def test_repeated_submission_does_not_split_batch() -> None:
     store = Failing()
     submissions = SubmissionRecorder(store, Clock())
     await submissions.submit(*charged(3))
@@ -151,7 +151,7 @@ async def test_one_that_was_counted_before_does_not_keep_the_others_apart() -> N
     assert store.transactions - before == 3  # together in vain, together without it, and it by itself
 
 
-async def test_the_same_twice_in_a_batch_counts_once() -> None:
+async def test_duplicate_in_batch_counts_once() -> None:
     store = Failing()
     found = await SubmissionRecorder(store, Clock()).submit_all([charged(1), charged(1), charged(1, 2), charged(2)])
     assert [outcome[1] if isinstance(outcome, tuple) else type(outcome) for outcome in found] == [
@@ -164,7 +164,7 @@ async def test_the_same_twice_in_a_batch_counts_once() -> None:
 
 
 @pytest.mark.parametrize("away", [StoreUnavailable("away"), StoreThrottled("too much")])
-async def test_what_a_store_that_is_away_did_not_take_is_told_of_each(away: StoreError) -> None:
+async def test_store_outage_is_reported_for_each_submission(away: StoreError) -> None:
     store = Failing([away])
     found = await SubmissionRecorder(store, Clock()).submit_all(
         [charged(number) for number in range(MAX_SUBMISSIONS_PER_TRANSACTION + 2)]

@@ -31,7 +31,7 @@ def played(*arguments: str, hash_seed: str = "0") -> subprocess.CompletedProcess
     return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
 
 
-def test_what_has_to_hold_does_whatever_goes_wrong() -> None:
+def test_invariants_hold_whatever_fails() -> None:
     found = played("--from", str(SEEDS.start), "--seeds", str(len(SEEDS)), "--cores", "1")
     assert found.returncode == 0, found.stdout + found.stderr
     assert f"{len(SEEDS)} seeds in" in found.stdout
@@ -39,13 +39,13 @@ def test_what_has_to_hold_does_whatever_goes_wrong() -> None:
 
 
 @pytest.mark.parametrize("focus", KEPT)
-def test_what_was_found_once_is_not_found_again(focus: str) -> None:
+def test_regression_seeds_stay_fixed(focus: str) -> None:
     found = played("--seed", *KEPT[focus], *(["--focus", focus] if focus else []))
     assert found.returncode == 0, found.stdout + found.stderr
     assert len(found.stdout.splitlines()) == len(KEPT[focus])
 
 
-def test_each_mistake_is_found() -> None:
+def test_each_mutation_is_detected() -> None:
     """Or the simulator could not tell a fleet that keeps its promises from one that does not."""
     found = played("--mistakes", str(SOON))
     lines = re.findall(r"^ *(\d+) (.*): (.*)$", found.stdout, re.MULTILINE)
@@ -54,7 +54,7 @@ def test_each_mistake_is_found() -> None:
     assert found.returncode == 0
 
 
-def test_a_seed_is_the_same_run_to_the_last_byte_in_every_process() -> None:
+def test_seed_gives_identical_run_in_every_process() -> None:
     """Whatever the order of sets is, and whatever was played before it."""
     first, second = (played("--hashes", "--seeds", "6", hash_seed=each) for each in ("1", "2"))
     assert first.returncode == 0, first.stderr

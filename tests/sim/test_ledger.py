@@ -13,7 +13,7 @@ def bucket() -> Ledger:
     return ledger
 
 
-def test_a_bucket_and_its_refill_are_let_through_and_no_more() -> None:
+def test_bound_is_bucket_plus_refill() -> None:
     ledger = bucket()
     ledger.passes(1.0, 0.0, now=105.0)
     assert ledger.beyond <= 1e-6
@@ -21,7 +21,7 @@ def test_a_bucket_and_its_refill_are_let_through_and_no_more() -> None:
     assert ledger.beyond > 1e-6
 
 
-def test_a_clock_that_is_set_ahead_fills_the_bucket_once() -> None:
+def test_clock_set_ahead_fills_bucket_once() -> None:
     ledger = bucket()
     ledger.clock_is_set(-3600.0)
     ledger.clock_is_set(3600.0)
@@ -31,7 +31,7 @@ def test_a_clock_that_is_set_ahead_fills_the_bucket_once() -> None:
     assert ledger.beyond > 1e-6
 
 
-def test_who_shares_a_store_that_tells_no_time_shares_a_clock() -> None:
+def test_processes_on_store_without_time_share_a_clock() -> None:
     """One whose clock was an hour off would fill a bucket each time that another one has set it back."""
     found = [setup_of(seed, "limits") for seed in range(200)]
     assert any(each.is_one_machine and each.sidecars > 1 and each.wrong_by[0] for each in found)

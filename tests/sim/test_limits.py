@@ -47,7 +47,7 @@ def holds(fleet: RateLimitedFleet) -> None:
 
 @pytest.mark.parametrize("sidecars", [1, 8])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_below_the_limit_nobody_waits_and_writes_are_few(sidecars: int, seed: int) -> None:
+def test_load_below_limit_never_waits_and_writes_rarely(sidecars: int, seed: int) -> None:
     outcome = found(FleetSetup(sidecars, 0.8, seconds=40, warm_up=30, retries=True, seed=seed))
     assert outcome.refused <= 0.01 * outcome.calls
     assert outcome.waited <= 0.02 * outcome.calls
@@ -58,7 +58,7 @@ def test_below_the_limit_nobody_waits_and_writes_are_few(sidecars: int, seed: in
 
 @pytest.mark.parametrize("sidecars", [1, 8])
 @pytest.mark.parametrize("load", [1.5, 3.0])
-def test_above_the_limit_all_of_it_is_used(sidecars: int, load: float) -> None:
+def test_load_above_limit_uses_all_of_it(sidecars: int, load: float) -> None:
     outcome = found(FleetSetup(sidecars, load, seconds=40, warm_up=60))
     assert 0.97 <= outcome.utilisation <= 1.05
     assert outcome.waited <= 0.05 * outcome.calls
@@ -67,13 +67,13 @@ def test_above_the_limit_all_of_it_is_used(sidecars: int, load: float) -> None:
     assert not outcome.ledger.is_overdrawn
 
 
-def test_over_some_minutes_all_get_nearly_as_much() -> None:
+def test_grants_are_nearly_equal_over_minutes() -> None:
     least, most = found(FleetSetup(8, 1.5, seconds=200, warm_up=60)).fairness
     assert least >= 0.8
     assert most <= 1.2
 
 
-def test_who_wants_less_than_its_share_gets_all_of_it() -> None:
+def test_demand_below_share_is_met() -> None:
     setup = FleetSetup(8, 1.5, seconds=100, warm_up=60, demands=(0.3, 0.7), seed=3)
     outcome = found(setup)
     for got, share in zip(outcome.admitted_by_sidecar, setup.demands, strict=False):
@@ -81,7 +81,7 @@ def test_who_wants_less_than_its_share_gets_all_of_it() -> None:
     assert min(outcome.admitted_by_sidecar[2:]) > max(outcome.admitted_by_sidecar[:2])
 
 
-def test_who_comes_again_when_it_was_told_to_is_let_in() -> None:
+def test_retry_after_stated_wait_is_admitted() -> None:
     outcome = found(FleetSetup(8, 1.0, burst=2.0, seconds=120, warm_up=60, retries=True, seed=2))
     assert outcome.admitted_on_retry >= 0.8 * outcome.retried
 
@@ -91,7 +91,7 @@ def test_who_comes_again_when_it_was_told_to_is_let_in() -> None:
 
 @pytest.mark.parametrize("seed", seeds(2))
 @pytest.mark.parametrize("is_unsure", [False, True])
-def test_the_bound_holds_whatever_goes_wrong(is_unsure: bool, seed: int) -> None:
+def test_bound_holds_whatever_fails(is_unsure: bool, seed: int) -> None:
     """Sidecars crash, stand still, lose answers and their store; new ones come."""
 
     async def work(fleet: RateLimitedFleet) -> None:
@@ -115,13 +115,13 @@ def test_the_bound_holds_whatever_goes_wrong(is_unsure: bool, seed: int) -> None
 
 
 @pytest.mark.parametrize("burst", [2.0, 5.0])
-def test_the_bound_holds_from_a_full_bucket_on_and_is_nearly_reached(burst: float) -> None:
+def test_bound_from_full_bucket_holds_and_is_nearly_reached(burst: float) -> None:
     outcome = found(FleetSetup(8, 3.0, share=0.5, burst=burst, seconds=60, warm_up=0))
     assert outcome.ledger.over_bound <= 0
     assert outcome.ledger.over_capacity >= 0
 
 
-def test_the_bound_is_not_an_idle_one() -> None:
+def test_bound_is_broken_without_bucket() -> None:
     """Sidecars that do not go by the bucket break it, and that is seen."""
 
     async def work(fleet: RateLimitedFleet) -> None:
@@ -137,7 +137,7 @@ def test_the_bound_is_not_an_idle_one() -> None:
     played(FleetSetup(4, 3.0, burst=2.0), work)
 
 
-def test_nothing_is_held_for_long_by_who_is_idle() -> None:
+def test_idle_sidecars_hold_nothing_for_long() -> None:
     async def work(fleet: RateLimitedFleet) -> None:
         await fleet.warm_up()
         for sidecar in fleet.sidecars:
@@ -173,7 +173,7 @@ def _books(fleet: RateLimitedFleet) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("is_unsure", [False, True])
-def test_after_all_stopped_the_store_has_what_was_used_and_not_a_thousandth_more(is_unsure: bool) -> None:
+def test_stopped_fleet_reported_usage_exactly(is_unsure: bool) -> None:
     async def work(fleet: RateLimitedFleet) -> None:
         _without_refill(fleet)
         fleet.start()
@@ -194,7 +194,7 @@ def test_after_all_stopped_the_store_has_what_was_used_and_not_a_thousandth_more
     played(FleetSetup(3, 1.0, has_late_usage=is_unsure), work)
 
 
-def test_a_crash_loses_what_was_held_and_no_more() -> None:
+def test_crash_loses_only_what_was_held() -> None:
     async def work(fleet: RateLimitedFleet) -> None:
         _without_refill(fleet)
         fleet.start()
@@ -217,7 +217,7 @@ def test_a_crash_loses_what_was_held_and_no_more() -> None:
     played(FleetSetup(3, 1.0), work)
 
 
-def test_what_a_crash_lost_comes_back_with_the_refill() -> None:
+def test_lost_tokens_return_with_refill() -> None:
     async def work(fleet: RateLimitedFleet) -> None:
         await fleet.warm_up()
         for sidecar in fleet.sidecars[:4]:

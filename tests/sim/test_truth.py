@@ -58,38 +58,38 @@ def test_move_past_spent_labels_is_right(truth: Truth, reader: Reader) -> None:
     assert truth.violations == []
 
 
-def test_quota_read_for_another_purpose_during_a_look_does_not_count(truth: Truth, reader: Reader) -> None:
+def test_quota_read_for_other_purpose_during_refresh_does_not_count(truth: Truth, reader: Reader) -> None:
     """Rate limits read the same items. A refresh that had its settings before does not know of that read."""
     reader.heard([OF_ORG, OF_APP], [settings(**RAISED), None])
     truth.moves(reader, moved("standard", "economy"))
     assert truth.violations == []
 
 
-def test_quota_not_heard_of_yet_does_not_count(truth: Truth, reader: Reader) -> None:
+def test_quota_not_yet_received_does_not_count(truth: Truth, reader: Reader) -> None:
     """The store has read it, and the answer is still on its way."""
     reader.read([STATE, OF_ORG, OF_APP], 0.0, {})
     truth.moves(reader, moved("standard", "economy"))
     assert truth.violations == []
 
 
-def test_move_by_a_quota_older_than_the_last_look_is_wrong(truth: Truth, reader: Reader) -> None:
+def test_move_by_quota_older_than_last_refresh_is_wrong(truth: Truth, reader: Reader) -> None:
     reader.heard([STATE, OF_ORG, OF_APP], [None, settings(**RAISED), None])
     truth.moves(reader, moved("standard", "economy"))
     assert len(truth.violations) == 1
 
 
-def test_quotas_of_an_app_take_precedence(truth: Truth, reader: Reader) -> None:
+def test_quotas_of_app_take_precedence(truth: Truth, reader: Reader) -> None:
     reader.heard([STATE, OF_ORG, OF_APP], [None, settings(), {"quotas": {**QUOTAS, **RAISED}}])
     truth.moves(reader, moved("standard", "economy"))
     assert len(truth.violations) == 1
 
 
-def test_move_past_an_unspent_label_is_wrong(truth: Truth, reader: Reader) -> None:
+def test_move_past_unspent_label_is_wrong(truth: Truth, reader: Reader) -> None:
     reader.heard([STATE, OF_ORG, OF_APP], [None, settings(**RAISED), None])
     truth.moves(reader, moved("premium", "economy"))
     assert len(truth.violations) == 1
 
 
-def test_move_of_a_process_that_never_looked_is_wrong(truth: Truth) -> None:
+def test_move_of_process_that_never_refreshed_is_wrong(truth: Truth) -> None:
     truth.moves(truth.of_reader("another sidecar"), moved("premium", "standard"))
     assert len(truth.violations) == 1

@@ -22,12 +22,12 @@ def leaves(whole: CommandParser) -> Iterator[CommandParser]:
 LEAVES = list(leaves(build_root_parser()))
 
 
-def test_the_reference_is_as_the_parser_says() -> None:
+def test_reference_matches_parser() -> None:
     assert DOC.read_text() == written(DOC.read_text()), "docs/cli.md is not up to date: make cli-docs"
 
 
 @pytest.mark.parametrize("command", LEAVES, ids=lambda each: each.prog)
-def test_each_command_says_what_it_is_for_and_shows_it(command: CommandParser) -> None:
+def test_each_command_has_summary_and_examples(command: CommandParser) -> None:
     assert re.fullmatch(r"[a-z].*[^.]", command.summary)
     assert command.examples
     assert all(command.prog in line for _, line in command.examples)
@@ -35,13 +35,13 @@ def test_each_command_says_what_it_is_for_and_shows_it(command: CommandParser) -
     assert all(each.help for each in command.actions)
 
 
-def test_pictures_are_there() -> None:
+def test_pictures_exist() -> None:
     named = re.findall(r"\]\((images/[\w.-]+)\)", DOC.read_text())
     assert named
     assert [each for each in named if not (DOC.parent / each).is_file()] == []
 
 
-def test_bounds_that_help_names_are_those_that_hold() -> None:
+def test_limits_in_help_match_code() -> None:
     from price_keeper.auth.registration import MAX_GRACE_HOURS
     from price_keeper.reports import focus_export
     from price_keeper.reports.report_rows import DIMENSIONS

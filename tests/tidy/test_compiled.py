@@ -15,7 +15,7 @@ MODULES = {path.removesuffix(".py").replace("/", ".") for path in COMPILED}
 INTERPRETED = [path for path in sorted((ROOT / "proxy").rglob("*.py")) if str(path.relative_to(ROOT)) not in COMPILED]
 
 
-def test_the_list_is_in_order_and_names_files() -> None:
+def test_compiled_list_is_sorted_and_names_files() -> None:
     assert sorted(set(COMPILED)) == COMPILED
     assert [path for path in COMPILED if not (ROOT / path).is_file()] == []
 
@@ -25,20 +25,20 @@ def _calls(path: str) -> list[ast.Call]:
 
 
 @pytest.mark.parametrize("path", COMPILED)
-def test_slices_are_written_out(path: str) -> None:
+def test_slices_are_literal(path: str) -> None:
     """`data[slice(*span)]` of bytes raises TypeError when it is compiled."""
     assert "slice" not in {ast.unparse(call.func) for call in _calls(path)}
 
 
 @pytest.mark.parametrize("path", COMPILED)
-def test_what_goes_to_the_class_above_is_written_out(path: str) -> None:
+def test_super_init_arguments_are_literal(path: str) -> None:
     """Of `super().__init__(*several)` the tuple itself arrives when it is compiled."""
     above = [call for call in _calls(path) if ast.unparse(call.func).startswith("super().")]
     assert [ast.unparse(call) for call in above if any(isinstance(each, ast.Starred) for each in call.args)] == []
 
 
 @pytest.mark.parametrize("path", COMPILED)
-def test_no_class_has_arguments(path: str) -> None:
+def test_no_class_has_keyword_arguments(path: str) -> None:
     """Of `class Shape(Struct, rename="camel")` the arguments are lost when it is compiled."""
     classes = [node for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, ast.ClassDef)]
     assert [each.name for each in classes if each.keywords] == []
@@ -60,6 +60,6 @@ def _from_compiled(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", INTERPRETED, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_interpreted_inherits_from_what_is_compiled(path: Path) -> None:
+def test_no_interpreted_class_inherits_from_compiled_one(path: Path) -> None:
     """No object of such a class can be made: compile the class that inherits as well."""
     assert _from_compiled(path) & {base for _, bases in _bases(path) for base in bases} == set()

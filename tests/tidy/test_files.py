@@ -29,7 +29,7 @@ def test_no_two_modules_share_a_name() -> None:
     assert [name for name, number in _names_of_modules().items() if number > 1] == []
 
 
-def test_every_module_says_what_it_is_for() -> None:
+def test_every_module_has_a_docstring() -> None:
     silent = [path for path in SOURCES if path.read_text() and not re.match(r'(#!.*\n)?"""', path.read_text())]
     assert [str(path.relative_to(ROOT)) for path in silent if path.name != "conftest.py"] == []
 
@@ -66,7 +66,7 @@ HEAVY = ("aiohttp", "asyncio", "bcrypt", "cryptography", "httptools", "logging",
         ("entry_point.main(['completion', 'bash'])", ["logging"]),  # shtab logs
     ],
 )
-def test_help_and_completion_load_nothing_that_takes_long(code: str, loaded: list[str]) -> None:
+def test_help_and_completion_load_nothing_slow(code: str, loaded: list[str]) -> None:
     """They come at once; what a command needs is loaded when it is called."""
     program = (
         f"import sys; from price_keeper.cli import entry_point, root_parser; {code}; "

@@ -110,7 +110,7 @@ def _is_within(module: str, package: str) -> bool:
     return module == package or module.startswith(f"{package}.")
 
 
-def test_layers_name_modules() -> None:
+def test_layers_name_existing_modules() -> None:
     assert set().union(*LAYERS) - MODULES == set()
 
 
@@ -124,7 +124,7 @@ def test_imports_point_down(path: Path) -> None:
 PURE = [path for path in FILES if "Pure" in (ast.get_docstring(ast.parse(path.read_text())) or "")]
 
 
-def test_there_are_pure_files() -> None:
+def test_pure_modules_exist() -> None:
     assert {
         "price_keeper.stores.item_values",
         "price_keeper.stores.dynamodb_expressions",
@@ -132,5 +132,5 @@ def test_there_are_pure_files() -> None:
 
 
 @pytest.mark.parametrize("path", PURE, ids=_module)
-def test_pure_files_do_no_io(path: Path) -> None:
+def test_pure_modules_do_no_io(path: Path) -> None:
     assert {name.split(".")[0] for name in _imports(path)} & IMPURE == set()

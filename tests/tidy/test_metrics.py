@@ -24,7 +24,7 @@ def test_every_metric_is_documented_once_and_no_other() -> None:
     assert sorted(described) == sorted(metric.name for metric in ALL_METRICS)
 
 
-def test_every_kind_of_refusal_is_documented() -> None:
+def test_every_refusal_kind_is_documented() -> None:
     rows = re.findall(r"^\| (`[a-z_]+`(?:, `[a-z_]+`)*) \|", METRICS_MD.read_text(), re.MULTILINE)
     described = [kind for row in rows for kind in re.findall(r"`(\w+)`", row)]
     kinds = {each.counted_as for each in Refusal.__subclasses__()}
@@ -33,7 +33,7 @@ def test_every_kind_of_refusal_is_documented() -> None:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_document_names_a_metric_that_is_not_there(path: Path) -> None:
+def test_documents_name_only_existing_metrics(path: Path) -> None:
     known = {metric.name for metric in ALL_METRICS}
     named = set(re.findall(r"price_keeper_[a-z0-9_]*[a-z0-9]", path.read_text()))
     named -= {"price_keeper_request_id"}  # no metric
@@ -44,14 +44,14 @@ def _parts_of(name: str) -> list[str]:
     return [f"{name}{part}" for part in _PARTS]
 
 
-def test_names_and_helps_are_each_one_metrics_own() -> None:
+def test_metric_names_and_helps_are_unique() -> None:
     assert (
         len({metric.name for metric in ALL_METRICS}) == len({metric.help for metric in ALL_METRICS}) == len(ALL_METRICS)
     )
 
 
 @pytest.mark.parametrize("metric", ALL_METRICS, ids=lambda metric: metric.name)
-def test_names_keep_the_conventions(metric: Metric) -> None:
+def test_metric_names_follow_conventions(metric: Metric) -> None:
     assert re.fullmatch(r"price_keeper(_[a-z][a-z0-9]*)+", metric.name)
     assert metric.name.endswith("_total") is (metric.kind == "counter")
     assert not metric.name.endswith((*_PARTS, *_NO_UNITS))

@@ -42,7 +42,7 @@ def drawn() -> list[object]:
 
 
 @pytest.mark.skipif(effort.IS_EXPLORING, reason="draws at random")
-def test_examples_do_not_depend_on_the_modules_that_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_do_not_depend_on_loaded_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = drawn()
     source = tmp_path / "with_constants.py"
     source.write_text(
@@ -62,7 +62,7 @@ def test_examples_are_the_same_in_every_process(surroundings: dict[str, str], tm
     assert _drawn_apart(surroundings, tmp_path) == _drawn_apart({"PYTHONHASHSEED": "1"}, tmp_path)
 
 
-def test_examples_are_others_where_properties_are_explored(tmp_path: Path) -> None:
+def test_examples_differ_when_exploring(tmp_path: Path) -> None:
     assert _drawn_apart({"PRICE_KEEPER_EFFORT": "1"}, tmp_path) != _drawn_apart({"PRICE_KEEPER_EFFORT": "1"}, tmp_path)
 
 

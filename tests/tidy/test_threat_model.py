@@ -23,12 +23,12 @@ def rows() -> list[tuple[str, ...]]:
     return [row for row in found if row[0] != "he wants" and not row[0].startswith("---")]
 
 
-def test_the_tables_are_found() -> None:
+def test_threat_tables_are_found() -> None:
     assert len(rows()) >= LEAST_ROWS
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row[0])
-def test_a_row_is_tried_by_tests_that_are_there_or_says_openly_that_nothing_protects(row: tuple[str, ...]) -> None:
+def test_each_threat_names_existing_tests_or_no_protection(row: tuple[str, ...]) -> None:
     _, _, stops, tried = row
     named = _NAMED.findall(tried)
     assert named or (OPENLY in stops.lower() and tried == "-")
@@ -36,7 +36,7 @@ def test_a_row_is_tried_by_tests_that_are_there_or_says_openly_that_nothing_prot
     assert _NAMED.sub("", tried).strip(", -") == ""  # nothing that looks like a test and is none
 
 
-def test_packages_of_javascript_are_pinned_with_hashes() -> None:
+def test_javascript_packages_are_pinned_with_hashes() -> None:
     packages = json.loads((ROOT / "tests/flow/clients/programs/package-lock.json").read_text())["packages"]
     others = {name: each for name, each in packages.items() if name}
     assert others

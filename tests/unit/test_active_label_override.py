@@ -44,7 +44,7 @@ async def put(store: Any, label: str = "economy", **changes: Any) -> Override:
     return await set_override(cast(Store, store), CLOCK, SCOPE, DAY, label, **told)
 
 
-async def test_it_holds_until_the_period_ends_if_nothing_is_said() -> None:
+async def test_override_without_end_holds_until_period_ends() -> None:
     store = MemoryStore()
     override = await put(store)
     assert override == Override("economy", "a quiet day", "ann", float(DAY.end), 1)
@@ -63,7 +63,7 @@ async def test_it_holds_until_the_period_ends_if_nothing_is_said() -> None:
 @pytest.mark.parametrize(
     ("until", "ends"), [(NOW + 60, NOW + 60), (NOW + 0.5, NOW + 1), (DAY.end + 1, DAY.end), (float("inf"), DAY.end)]
 )
-async def test_its_end_is_cut_to_that_of_the_period(until: float, ends: float) -> None:
+async def test_override_end_is_limited_to_period_end(until: float, ends: float) -> None:
     assert (await put(MemoryStore(), until=until)).until == ends
 
 
@@ -80,7 +80,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("changes", "complaint"), MISTAKES)
-async def test_a_mistake_writes_nothing(changes: dict[str, Any], complaint: str) -> None:
+async def test_override_with_invalid_values_writes_nothing(changes: dict[str, Any], complaint: str) -> None:
     store = MemoryStore()
     with pytest.raises(ConfigError) as caught:
         await put(store, **changes)
@@ -89,13 +89,13 @@ async def test_a_mistake_writes_nothing(changes: dict[str, Any], complaint: str)
     assert store.items == {}
 
 
-async def test_all_mistakes_are_told_at_once() -> None:
+async def test_override_reports_all_mistakes_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         await put(MemoryStore(), label="x", reason="", who="", until=0)
     assert [line.partition(":")[0] for line in caught.value.problems] == ["label", "reason", "who", "until"]
 
 
-async def test_the_sticky_state_beside_it_is_left_alone() -> None:
+async def test_override_and_clear_keep_sticky_state() -> None:
     store = MemoryStore()
     sticky = {"active_model_label": "standard", "active_model_index": 1, EXPIRY_ATTRIBUTE: DAY.end + 7200}
     await store.put(Put(KEY, sticky))
@@ -105,14 +105,14 @@ async def test_the_sticky_state_beside_it_is_left_alone() -> None:
     assert store.items[KEY] == sticky | {"override_version": 2}
 
 
-async def test_an_end_that_is_too_near_is_put_off() -> None:
+async def test_override_ending_soon_expires_later() -> None:
     store = MemoryStore()
     await store.put(Put(KEY, {EXPIRY_ATTRIBUTE: DAY.end}))
     await put(store)
     assert store.items[KEY][EXPIRY_ATTRIBUTE] == DAY.end + 3600
 
 
-async def test_its_version_grows_with_every_change() -> None:
+async def test_override_version_grows_with_every_change() -> None:
     store = MemoryStore()
     assert not await clear_override(cast(Store, store), SCOPE, DAY)
     assert store.items == {}
@@ -134,7 +134,7 @@ SPOILT = [
 
 
 @pytest.mark.parametrize("change", SPOILT)
-async def test_what_was_spoilt_by_hand_is_none(change: dict[str, Any]) -> None:
+async def test_malformed_override_row_is_ignored(change: dict[str, Any]) -> None:
     store = MemoryStore()
     await put(store)
     assert parse_override(store.items[KEY] | change, NOW) is None
@@ -142,7 +142,7 @@ async def test_what_was_spoilt_by_hand_is_none(change: dict[str, Any]) -> None:
     assert parse_override_version({"override_version": "x"}) == 0
 
 
-async def test_changes_at_once_are_all_counted(exact_store: Store) -> None:
+async def test_concurrent_overrides_each_get_a_version(exact_store: Store) -> None:
     """And a fallback written at the same time is not lost."""
     await exact_store.put(Put(KEY, {}))
     fallback = Update(KEY, set={"active_model_index": 1, EXPIRY_ATTRIBUTE: DAY.end + 3600})

@@ -47,7 +47,7 @@ async def total(rec: RecordingHarness, counter: Counter | None = None) -> tuple[
     return int(item["requests"]), int(item["cost_usd_micros"] * PICO_PER_MICRO)  # type: ignore[arg-type,operator,call-overload]
 
 
-async def test_a_total_is_the_sum_of_its_shards(rec: RecordingHarness) -> None:
+async def test_total_is_sum_of_its_shards(rec: RecordingHarness) -> None:
     for pico in range(1, 30):
         await spend(rec, pico)
     await spend(rec, 77, rec.counter("economy"), rec.counter("economy", "20261117"))
@@ -57,7 +57,7 @@ async def test_a_total_is_the_sum_of_its_shards(rec: RecordingHarness) -> None:
     assert await total(rec, rec.counter("economy", "20261117")) == (1, 77)
 
 
-async def test_every_total_is_told_of_whoever_wrote_it(rec: RecordingHarness) -> None:
+async def test_every_total_is_reported_to_listener_whoever_wrote_it(rec: RecordingHarness) -> None:
     await spend(rec, 7)
     told = list[tuple[str, int, float]]()
     for each in (aggregator(rec), aggregator(rec)):
@@ -68,7 +68,7 @@ async def test_every_total_is_told_of_whoever_wrote_it(rec: RecordingHarness) ->
     assert told == [("premium", 7, pytest.approx(began, abs=0.01))] * 2  # written by the first, found by the other
 
 
-async def test_a_fresh_total_is_left_alone_unless_its_stamp_is_in_the_future(rec: RecordingHarness) -> None:
+async def test_fresh_total_is_skipped_unless_stamp_is_in_the_future(rec: RecordingHarness) -> None:
     await spend(rec, 1)
     first, second = aggregator(rec), aggregator(rec)
     await first.run()
@@ -111,7 +111,7 @@ class Slow:
         return found
 
 
-async def test_one_that_was_held_up_does_not_lower_a_total(rec: RecordingHarness) -> None:
+async def test_delayed_aggregator_does_not_lower_total(rec: RecordingHarness) -> None:
     await spend(rec, 5)
     slow = Slow(rec.store)
     late = asyncio.create_task(aggregator(rec, slow).run())
@@ -126,7 +126,9 @@ async def test_one_that_was_held_up_does_not_lower_a_total(rec: RecordingHarness
     assert await total(rec) == (3, 18)  # it saw that it was late, and read again
 
 
-async def test_ten_at_once_under_way_of_spending(tmp_path: Path, rec: RecordingHarness, monkeypatch: Any) -> None:
+async def test_ten_concurrent_aggregators_never_lower_total(
+    tmp_path: Path, rec: RecordingHarness, monkeypatch: Any
+) -> None:
     chance = random.Random(7)
     seen: list[tuple[int, int]] = []
 
@@ -165,7 +167,7 @@ async def test_ten_at_once_under_way_of_spending(tmp_path: Path, rec: RecordingH
     assert await total(rec) == (61, int(sums["cost_usd_micros"] * PICO_PER_MICRO)) == await rec.read_counts()
 
 
-async def test_what_a_pod_left_behind_is_folded_by_another_days_later(rec: RecordingHarness) -> None:
+async def test_counter_of_dead_pod_is_aggregated_by_another_days_later(rec: RecordingHarness) -> None:
     await spend(rec, 5)
     await rec.clock.advance(4 * 86_400)
     await aggregator(rec).run()
@@ -185,7 +187,7 @@ async def test_what_a_pod_left_behind_is_folded_by_another_days_later(rec: Recor
     )  # it was read after the last day on which it was written to
 
 
-async def test_yesterdays_totals_are_read_no_more_once_they_are_final(rec: RecordingHarness) -> None:
+async def test_final_totals_of_yesterday_are_not_read_again(rec: RecordingHarness) -> None:
     await spend(rec, 5)
     await rec.clock.advance(15 * 3600)  # 3 o'clock, well past midnight
     one = aggregator(rec)
@@ -198,7 +200,7 @@ async def test_yesterdays_totals_are_read_no_more_once_they_are_final(rec: Recor
     assert await total(rec) == (2, 11)
 
 
-async def test_a_stamp_says_when_the_reading_began(rec: RecordingHarness) -> None:
+async def test_total_stamp_is_time_at_which_reading_began(rec: RecordingHarness) -> None:
     await spend(rec, 5)
     began = rec.clock.now()
     slow = Slow(rec.store)
@@ -212,9 +214,7 @@ async def test_a_stamp_says_when_the_reading_began(rec: RecordingHarness) -> Non
     assert float(item[AS_OF_ATTRIBUTE]) == began  # type: ignore[arg-type]
 
 
-async def test_a_store_that_is_away_is_told_in_one_line_each_time(
-    rec: RecordingHarness, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_store_outage_is_logged_once_per_pass(rec: RecordingHarness, caplog: pytest.LogCaptureFixture) -> None:
     await spend(rec, 5)
     one = aggregator(rec, Away())
     await rec.clock.advance(INTERVAL)

@@ -112,13 +112,13 @@ def worlds(tmp_path: Path) -> Callable[[], World]:
     return new
 
 
-async def test_the_steps_are_these(worlds: Callable[[], World]) -> None:
+async def test_alert_crash_points_are_as_listed(worlds: Callable[[], World]) -> None:
     found = [await worlds().live(CrashPoint(step)) for step in range(len(STEPS) + 1)]
     assert found == [*STEPS, ""]
 
 
 @pytest.mark.parametrize("step", range(len(STEPS)), ids=STEPS)
-async def test_one_death(worlds: Callable[[], World], step: int) -> None:
+async def test_single_crash_at_each_step_delivers_alert(worlds: Callable[[], World], step: int) -> None:
     world = worlds()
     await world.live(CrashPoint(step))
     await world.live()
@@ -128,7 +128,9 @@ async def test_one_death(worlds: Callable[[], World], step: int) -> None:
 
 
 @pytest.mark.parametrize("step", range(len(STEPS)), ids=STEPS)
-async def test_a_death_after_which_nobody_reaches_it_again(worlds: Callable[[], World], step: int) -> None:
+async def test_crash_without_further_threshold_check_delivers_alert_from_disk(
+    worlds: Callable[[], World], step: int
+) -> None:
     """Alerts on the disk are delivered although the next process never sees the threshold itself."""
     world = worlds()
     await world.live(CrashPoint(step))
@@ -140,7 +142,7 @@ async def test_a_death_after_which_nobody_reaches_it_again(worlds: Callable[[], 
 
 
 @pytest.mark.parametrize("first", range(len(STEPS)), ids=STEPS)
-async def test_two_deaths_in_a_row(worlds: Callable[[], World], first: int) -> None:
+async def test_two_crashes_in_a_row_deliver_alert(worlds: Callable[[], World], first: int) -> None:
     for second in range(len(STEPS) + 1):
         world = worlds()
         await world.live(CrashPoint(first))
@@ -151,7 +153,7 @@ async def test_two_deaths_in_a_row(worlds: Callable[[], World], first: int) -> N
 
 
 @pytest.mark.parametrize("step", range(len(STEPS)), ids=STEPS)
-async def test_another_process_reaches_it_while_this_one_is_dead(worlds: Callable[[], World], step: int) -> None:
+async def test_other_process_raises_alert_while_first_is_down(worlds: Callable[[], World], step: int) -> None:
     for other_dies_at in (*range(len(STEPS)), None):
         world = worlds()
         await world.live(CrashPoint(step))
@@ -162,7 +164,7 @@ async def test_another_process_reaches_it_while_this_one_is_dead(worlds: Callabl
 
 
 @pytest.mark.parametrize("fault", ["before", "after"])
-async def test_a_death_while_the_stores_answer_is_awaited(worlds: Callable[[], World], fault: str) -> None:
+async def test_crash_while_awaiting_store_answer_delivers_alert(worlds: Callable[[], World], fault: str) -> None:
     world = worlds()
     world.rows.faults = [fault]
     await world.live()  # ends with the alert in doubt
@@ -172,7 +174,7 @@ async def test_a_death_while_the_stores_answer_is_awaited(worlds: Callable[[], W
     world.is_told()
 
 
-async def test_a_death_between_two_attempts(worlds: Callable[[], World]) -> None:
+async def test_crash_between_two_attempts_delivers_alert(worlds: Callable[[], World]) -> None:
     world = worlds()
     world.receiver.answers = [WebhookResponse(500), WebhookResponse(None, "away")]
     await world.live()
@@ -184,7 +186,7 @@ async def test_a_death_between_two_attempts(worlds: Callable[[], World]) -> None
     assert len(world.receiver.received) == 1
 
 
-async def test_stopping_keeps_it(worlds: Callable[[], World]) -> None:
+async def test_alert_raised_while_stopping_stays_on_disk(worlds: Callable[[], World]) -> None:
     """An alert raised while background tasks stop stays on the disk."""
     world = worlds()
     async with world.process() as made:
@@ -196,7 +198,7 @@ async def test_stopping_keeps_it(worlds: Callable[[], World]) -> None:
     assert len(world.receiver.received) == 1
 
 
-async def test_many_processes_reach_it_at_once(worlds: Callable[[], World]) -> None:
+async def test_concurrent_processes_deliver_one_alert(worlds: Callable[[], World]) -> None:
     world = worlds()
     async with AsyncExitStack() as running:
         fleet = [await running.enter_async_context(world.process(name=f"process {number}")) for number in range(10)]

@@ -67,7 +67,7 @@ def process(
     return CrashingProcess(folder, rows or ScriptedAlertStore(), receiver, clock, tasks, **how), receiver
 
 
-async def test_an_alert_comes_back_from_the_disk_as_it_was() -> None:
+async def test_alert_content_round_trips_through_disk() -> None:
     assert Alert.from_content(ALERT.content()) == ALERT
     whole = replace(ALERT, scope=Scope(ORG), label="a.b-c_d", spent_pico=10**30)
     assert Alert.from_content(replace(whole, spent_pico=10**18).content()) == replace(whole, spent_pico=10**18)
@@ -79,7 +79,7 @@ async def test_an_alert_comes_back_from_the_disk_as_it_was() -> None:
     + [ALERT.content().replace(b'"ends_at":1795046400', b'"ends_at":' + bad) for bad in (b'"x"', b"null", b"1e30")]
     + [ALERT.content().replace(b"ORG#6f", b"ORG#zz"), ALERT.content().replace(b'"id"', b'"name"')],
 )
-async def test_what_is_no_alert_is_left_where_it_is(folder: Path, content: bytes) -> None:
+async def test_file_without_valid_alert_is_left_in_place(folder: Path, content: bytes) -> None:
     write_leftover(folder, f"{ALERT.file_stem}.json", content)
     outbox = AlertOutbox(folder)
     await outbox.open()
@@ -89,7 +89,7 @@ async def test_what_is_no_alert_is_left_where_it_is(folder: Path, content: bytes
     assert files(folder) == [f"{ALERT.file_stem}.json"]
 
 
-async def test_a_file_under_another_name_is_not_read_again_and_again(folder: Path) -> None:
+async def test_file_with_mismatched_name_is_read_once(folder: Path) -> None:
     write_leftover(folder, "000000000001-x.json", ALERT.content())
     outbox = AlertOutbox(folder)
     await outbox.open()
@@ -97,7 +97,7 @@ async def test_a_file_under_another_name_is_not_read_again_and_again(folder: Pat
     assert outbox.names == set()
 
 
-async def test_files_are_whole_and_their_owners_alone(folder: Path, clock: ManualClock, tasks: Tasks) -> None:
+async def test_alert_files_are_complete_and_private(folder: Path, clock: ManualClock, tasks: Tasks) -> None:
     made, _ = process(folder, clock, tasks, AWAY)
     assert await made.raise_alert(scope())
     (name,) = [name for name in files(folder) if name.endswith(".json")]
@@ -106,7 +106,7 @@ async def test_files_are_whole_and_their_owners_alone(folder: Path, clock: Manua
     assert Alert.from_content(kept.read_bytes()).threshold_pct == 80
 
 
-async def test_it_is_sent_again_after_growing_pauses(folder: Path, clock: ManualClock, tasks: Tasks) -> None:
+async def test_failed_delivery_is_retried_with_growing_backoff(folder: Path, clock: ManualClock, tasks: Tasks) -> None:
     made, receiver = process(folder, clock, tasks, *[WebhookResponse(500)] * 12)
     assert await made.raise_alert(scope())
     await settle()
@@ -121,7 +121,7 @@ async def test_it_is_sent_again_after_growing_pauses(folder: Path, clock: Manual
     assert [name for name in files(folder) if name.endswith(".json")] == []
 
 
-async def test_pauses_are_jittered_by_half(folder: Path, clock: ManualClock, tasks: Tasks) -> None:
+async def test_retry_backoff_is_jittered_by_half(folder: Path, clock: ManualClock, tasks: Tasks) -> None:
     made, _ = process(folder, clock, tasks, WebhookResponse(500))
     made.deliveries._chance = lambda: 0.0
     assert await made.raise_alert(scope())
@@ -130,7 +130,7 @@ async def test_pauses_are_jittered_by_half(folder: Path, clock: ManualClock, tas
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 410, 422, 499])
-async def test_what_the_receiver_will_never_take_is_given_up(
+async def test_rejected_alert_is_abandoned(
     folder: Path, clock: ManualClock, tasks: Tasks, caplog: pytest.LogCaptureFixture, status: int
 ) -> None:
     made, receiver = process(folder, clock, tasks, WebhookResponse(status))
@@ -144,9 +144,7 @@ async def test_what_the_receiver_will_never_take_is_given_up(
 
 
 @pytest.mark.parametrize("status", [100, 204, 299, 300, 302, 308, 408, 429, 500, 503, 599])
-async def test_any_other_answer_is_taken_or_tried_again(
-    folder: Path, clock: ManualClock, tasks: Tasks, status: int
-) -> None:
+async def test_other_status_is_accepted_or_retried(folder: Path, clock: ManualClock, tasks: Tasks, status: int) -> None:
     made, receiver = process(folder, clock, tasks, WebhookResponse(status))
     assert await made.raise_alert(scope())
     await settle()
@@ -156,7 +154,7 @@ async def test_any_other_answer_is_taken_or_tried_again(
     assert made.deliveries.abandoned == 0
 
 
-async def test_after_three_days_it_is_given_up(
+async def test_undelivered_alert_is_abandoned_after_three_days(
     folder: Path, clock: ManualClock, tasks: Tasks, caplog: pytest.LogCaptureFixture
 ) -> None:
     made, receiver = process(folder, clock, tasks, *[AWAY] * 10_000)
@@ -173,7 +171,7 @@ async def test_after_three_days_it_is_given_up(
 
 
 @pytest.mark.parametrize(("days", "tries"), [(0, 2), (2, 2), (3, 1), (5, 1)])
-async def test_a_restart_does_not_begin_the_three_days_anew_but_allows_one_attempt(
+async def test_restart_keeps_three_day_limit_but_allows_one_attempt(
     folder: Path, clock: ManualClock, days: int, tries: int
 ) -> None:
     rows = ScriptedAlertStore()
@@ -191,7 +189,7 @@ async def test_a_restart_does_not_begin_the_three_days_anew_but_allows_one_attem
         assert made.alerts.raised == {}  # the process before this one has raised it
 
 
-async def test_a_clock_that_was_set_back_prolongs_nothing(folder: Path, clock: ManualClock, tasks: Tasks) -> None:
+async def test_clock_set_back_does_not_prolong_retries(folder: Path, clock: ManualClock, tasks: Tasks) -> None:
     rows = ScriptedAlertStore()
     async with Tasks(clock) as before:
         made, _ = process(folder, clock, before, AWAY, rows=rows)
@@ -205,9 +203,7 @@ async def test_a_clock_that_was_set_back_prolongs_nothing(folder: Path, clock: M
     assert (made.deliveries.abandoned, made.deliveries.pending) == (1, 0)
 
 
-async def test_what_does_not_fit_waits_on_the_disk_the_oldest_first(
-    folder: Path, clock: ManualClock, tasks: Tasks
-) -> None:
+async def test_excess_alerts_wait_on_disk_oldest_first(folder: Path, clock: ManualClock, tasks: Tasks) -> None:
     made, receiver = process(folder, clock, tasks, *[AWAY] * 2, max_in_flight=2)
     for pct in (10, 20, 30, 40, 50):
         assert await made.raise_alert(scope(), pct)
@@ -225,7 +221,9 @@ async def test_what_does_not_fit_waits_on_the_disk_the_oldest_first(
     assert made.deliveries.pending == 0
 
 
-async def test_those_on_the_way_take_nobody_elses_turn(folder: Path, clock: ManualClock, tasks: Tasks) -> None:
+async def test_alerts_in_flight_do_not_take_turns_of_waiting_ones(
+    folder: Path, clock: ManualClock, tasks: Tasks
+) -> None:
     made, receiver = process(folder, clock, tasks, max_in_flight=2)
     gates = {b"10": asyncio.Event(), b"20": asyncio.Event(), b"30": asyncio.Event()}
 
@@ -244,7 +242,7 @@ async def test_those_on_the_way_take_nobody_elses_turn(folder: Path, clock: Manu
     assert len(made.deliveries._in_flight) == 2
 
 
-async def test_a_receiver_is_asked_a_few_things_at_once(folder: Path, clock: ManualClock, tasks: Tasks) -> None:
+async def test_concurrent_requests_to_receiver_are_bounded(folder: Path, clock: ManualClock, tasks: Tasks) -> None:
     made, receiver = process(folder, clock, tasks)
     gate, most, now = asyncio.Event(), 0, 0
 
@@ -267,7 +265,7 @@ async def test_a_receiver_is_asked_a_few_things_at_once(folder: Path, clock: Man
 
 
 @pytest.mark.parametrize("fits", [True, False])
-async def test_a_full_disk_withholds_no_alert(
+async def test_full_disk_does_not_prevent_delivery(
     folder: Path,
     clock: ManualClock,
     tasks: Tasks,
@@ -288,7 +286,7 @@ async def test_a_full_disk_withholds_no_alert(
     assert [name for name in files(folder) if name.endswith(".json")] == []
 
 
-async def test_what_the_disk_does_not_take_leaves_nothing_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_write_leaves_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -299,7 +297,7 @@ async def test_what_the_disk_does_not_take_leaves_nothing_there(folder: Path, mo
     assert (outbox.names, files(folder)) == (set(), [])
 
 
-async def test_a_power_cut_finds_it_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_outbox_write_syncs_content_before_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The content is on the disk before the name, and the name before the alert is sent."""
     done: list[str] = []
     sync, replace_file = os.fsync, os.replace
@@ -318,15 +316,15 @@ async def test_a_power_cut_finds_it_whole(folder: Path, monkeypatch: pytest.Monk
     assert done == [f"{len(ALERT.content())} bytes", "name", "folder"]
 
 
-async def test_a_folder_that_cannot_be_read_keeps_nobody_from_starting(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_unreadable_outbox_folder_does_not_prevent_start(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_leftover(folder / "x.tmp", "x", b"")  # a folder, which no unlink removes
     await AlertOutbox(folder).open()
     assert "cannot be listed" in caplog.text
 
 
-async def test_several_thresholds_at_once_are_each_told(folder: Path, clock: ManualClock, tasks: Tasks) -> None:
+async def test_several_thresholds_crossed_at_once_are_each_delivered(
+    folder: Path, clock: ManualClock, tasks: Tasks
+) -> None:
     made, receiver = process(folder, clock, tasks)
     whom = scope()
     assert [await made.raise_alert(whom, pct) for pct in (50, 80, 95, 100)] == [True] * 4
@@ -334,7 +332,7 @@ async def test_several_thresholds_at_once_are_each_told(folder: Path, clock: Man
     assert sorted(each["threshold_pct"] for each in receiver.received) == [50, 80, 95, 100]
 
 
-async def test_while_the_store_is_away_nothing_is_delivered_and_then_it_is(
+async def test_alert_is_delivered_only_after_store_returns(
     folder: Path, clock: ManualClock, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = ScriptedAlertStore()
@@ -354,7 +352,7 @@ async def test_while_the_store_is_away_nothing_is_delivered_and_then_it_is(
     assert (made.alerts.raised, made.deliveries.pending, len(written)) == ({80: 1}, 0, 1)
 
 
-async def test_a_sweep_and_an_asker_do_not_both_tell_it(folder: Path, clock: ManualClock, tasks: Tasks) -> None:
+async def test_sweep_and_concurrent_raise_deliver_once(folder: Path, clock: ManualClock, tasks: Tasks) -> None:
     for order in (0, 1):
         rows, whom = ScriptedAlertStore(), scope()
         rows.faults = ["after"]
@@ -366,9 +364,7 @@ async def test_a_sweep_and_an_asker_do_not_both_tell_it(folder: Path, clock: Man
         assert (len(receiver.received), made.alerts.raised, rows.puts) == (1, {80: 1}, 2)
 
 
-async def test_a_sweep_leaves_alone_what_was_delivered_while_it_went_on(
-    folder: Path, clock: ManualClock, tasks: Tasks
-) -> None:
+async def test_sweep_skips_alert_delivered_meanwhile(folder: Path, clock: ManualClock, tasks: Tasks) -> None:
     rows, whom = ScriptedAlertStore(), scope()
     rows.faults = ["before", "before"]
     made, receiver = process(folder, clock, tasks, rows=rows)

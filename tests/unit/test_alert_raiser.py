@@ -36,7 +36,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if "threshold reached: " in record.getMessage()]
 
 
-async def test_of_ten_at_once_one_raises_it(
+async def test_ten_concurrent_raisers_raise_one_alert(
     exact_store: Store, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     whom = scope()
@@ -51,7 +51,7 @@ async def test_of_ten_at_once_one_raises_it(
     assert marker[EXPIRY_ATTRIBUTE] == DAY.end + MARKER_SECONDS
 
 
-async def test_each_scope_label_period_and_threshold_has_its_own(clock: ManualClock) -> None:
+async def test_each_scope_label_period_and_threshold_has_its_own_alert(clock: ManualClock) -> None:
     alerts, whom = AlertRaiser(ScriptedAlertStore(), clock), scope()  # type: ignore[arg-type]
     tomorrow = PeriodSpan("DAY#20261119", DAY.end, DAY.end + 86_400)
     cases: list[tuple[Any, str, PeriodSpan, int]] = [
@@ -67,7 +67,7 @@ async def test_each_scope_label_period_and_threshold_has_its_own(clock: ManualCl
     assert alerts.raised == {50: 4, 80: 1}
 
 
-async def test_the_line_tells_all_of_it(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_log_line_of_alert_has_all_fields(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     whom = scope()
     alerts = AlertRaiser(ScriptedAlertStore(), clock, new_id=lambda: "the-id")  # type: ignore[arg-type]
     await alerts.raise_alert(whom, "premium", DAY, 80, 8 * USD + 499_999, 10 * USD)
@@ -77,7 +77,7 @@ async def test_the_line_tells_all_of_it(clock: ManualClock, caplog: pytest.LogCa
     ]
 
 
-async def test_what_is_known_to_be_raised_is_asked_once(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_known_raised_alert_asks_store_once(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_SETTLED", 3)
     rows, whom = ScriptedAlertStore(), scope()
     winner, loser = AlertRaiser(rows, clock), AlertRaiser(rows, clock)  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ async def test_what_is_known_to_be_raised_is_asked_once(clock: ManualClock, monk
     assert winner.raised[50] == 1
 
 
-async def test_asked_twice_at_once_a_process_asks_the_store_once(clock: ManualClock) -> None:
+async def test_concurrent_raises_in_one_process_write_once(clock: ManualClock) -> None:
     rows, whom = ScriptedAlertStore(), scope()
     alerts = AlertRaiser(rows, clock)  # type: ignore[arg-type]
     raised = await asyncio.gather(*(alerts.raise_alert(whom, "premium", DAY, 50, USD, USD) for _ in range(5)))
@@ -101,7 +101,7 @@ async def test_asked_twice_at_once_a_process_asks_the_store_once(clock: ManualCl
 
 
 @pytest.mark.parametrize("fault", ["before", "after"])
-async def test_while_the_store_is_away_it_is_tried_again(
+async def test_raise_during_store_outage_is_retried(
     clock: ManualClock, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
     rows, whom = ScriptedAlertStore(), scope()
@@ -118,7 +118,7 @@ async def test_while_the_store_is_away_it_is_tried_again(
 
 
 @pytest.mark.parametrize("fault", ["before", "after"])
-async def test_it_is_tried_again_though_nobody_asks(clock: ManualClock, tasks: Tasks, fault: str) -> None:
+async def test_unresolved_raise_is_retried_by_sweep(clock: ManualClock, tasks: Tasks, fault: str) -> None:
     rows, whom = ScriptedAlertStore(), scope()
     rows.faults = [fault]
     alerts = AlertRaiser(rows, clock)  # type: ignore[arg-type]
@@ -130,7 +130,7 @@ async def test_it_is_tried_again_though_nobody_asks(clock: ManualClock, tasks: T
     assert alerts.raised == {50: 1}
 
 
-async def test_somebody_else_raised_it_while_the_store_was_away(clock: ManualClock) -> None:
+async def test_unresolved_raise_yields_to_other_process(clock: ManualClock) -> None:
     rows, whom = ScriptedAlertStore(), scope()
     rows.faults = ["before"]
     alerts, other = AlertRaiser(rows, clock), AlertRaiser(rows, clock)  # type: ignore[arg-type]
@@ -140,7 +140,7 @@ async def test_somebody_else_raised_it_while_the_store_was_away(clock: ManualClo
     assert (alerts.raised, alerts._in_doubt) == ({}, {})
 
 
-async def test_what_is_in_doubt_is_bounded(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unresolved_alerts_are_bounded(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_IN_DOUBT", 3)
     rows, whom = ScriptedAlertStore(), scope()
     rows.faults = ["before"] * 10
@@ -150,7 +150,7 @@ async def test_what_is_in_doubt_is_bounded(clock: ManualClock, monkeypatch: pyte
     assert len(alerts._in_doubt) == 3
 
 
-async def test_a_cancelled_asker_leaves_it_to_the_next(clock: ManualClock) -> None:
+async def test_cancelled_raise_is_completed_by_next_caller(clock: ManualClock) -> None:
     whom, gate = scope(), asyncio.Event()
 
     class Slow(ScriptedAlertStore):
@@ -170,7 +170,7 @@ async def test_a_cancelled_asker_leaves_it_to_the_next(clock: ManualClock) -> No
     assert alerts.raised == {50: 1}
 
 
-async def test_a_marker_whose_time_is_over_is_no_marker_and_nothing_is_raised_then(clock: ManualClock) -> None:
+async def test_expired_marker_raises_no_alert(clock: ManualClock) -> None:
     rows, whom = ScriptedAlertStore(), scope()
     first, late = AlertRaiser(rows, clock), AlertRaiser(rows, clock)  # type: ignore[arg-type]
     assert await first.raise_alert(whom, "premium", DAY, 50, USD, USD)
@@ -182,7 +182,7 @@ async def test_a_marker_whose_time_is_over_is_no_marker_and_nothing_is_raised_th
     assert await AlertRaiser(rows, clock).raise_alert(whom, "premium", again, 50, USD, USD)  # type: ignore[arg-type]
 
 
-async def test_a_sweep_ends_at_the_first_trouble_and_goes_on_next_time(clock: ManualClock) -> None:
+async def test_sweep_stops_at_first_failure_and_resumes_next_time(clock: ManualClock) -> None:
     rows, whom = ScriptedAlertStore(), scope()
     rows.faults = ["before"] * 4
     alerts = AlertRaiser(rows, clock)  # type: ignore[arg-type]
@@ -194,7 +194,7 @@ async def test_a_sweep_ends_at_the_first_trouble_and_goes_on_next_time(clock: Ma
     assert alerts.raised == {50: 1, 80: 1, 95: 1}
 
 
-async def test_it_never_raises_for_the_stores_sake(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_store_failure_never_raises_to_caller(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     class Away:
         async def put(self, put: Any) -> None:
             raise StoreUnavailable("away")

@@ -23,23 +23,23 @@ ELSEWHERE = "https://alerts.example.com/hook?sig=hunter2"
 SECRET = "correct horse battery"
 
 
-def test_the_defaults_are_those_of_the_documentation() -> None:
+def test_alert_defaults_match_documentation() -> None:
     assert read("").alerts == AlertsConfig((50, 80, 95, 100), None)
 
 
-def test_thresholds_and_a_webhook_are_read() -> None:
+def test_thresholds_and_webhook_are_read() -> None:
     found = read(f"alerts: {{thresholds_pct: [10, 150], webhook: {{url: '{ELSEWHERE}', secret_env: HOOK}}}}").alerts
     assert found == AlertsConfig((10, 150), WebhookConfig(ELSEWHERE, "HOOK", None))
     assert read("alerts: {thresholds_pct: []}").alerts.thresholds_pct == ()
     assert read("alerts: {webhook: null}").alerts.webhook is None
 
 
-def test_the_environment_overrides_them() -> None:
+def test_environment_overrides_webhook() -> None:
     environ = {"PRICE_KEEPER__ALERTS__WEBHOOK": f"{{url: '{ELSEWHERE}', secret_file: /run/secrets/hook}}"}
     assert read("", environ).alerts.webhook == WebhookConfig(ELSEWHERE, None, "/run/secrets/hook")
 
 
-def test_the_address_is_shown_nowhere() -> None:
+def test_webhook_address_is_redacted_everywhere() -> None:
     webhook = WebhookConfig(ELSEWHERE, "HOOK")
     assert "hunter2" not in repr(dataclasses.replace(Config.development(), alerts=AlertsConfig(webhook=webhook)))
     (problem,) = problems("alerts: {webhook: {url: 'http://x/?sig=hunter2', secret_env: HOOK}}" + LABELS)
@@ -56,7 +56,7 @@ def test_the_address_is_shown_nowhere() -> None:
         ("[50.5]", "expected a whole number"),
     ],
 )
-def test_thresholds_that_cannot_be(text: str, complaint: str) -> None:
+def test_invalid_thresholds_are_reported(text: str, complaint: str) -> None:
     (problem,) = problems(f"alerts: {{thresholds_pct: {text}}}" + LABELS)
     assert complaint in problem
 
@@ -84,7 +84,7 @@ def test_thresholds_that_cannot_be(text: str, complaint: str) -> None:
         "https://example.com/" + "a" * 2048,
     ],
 )
-def test_addresses_that_cannot_be(url: str) -> None:
+def test_invalid_webhook_address_is_reported(url: str) -> None:
     (problem,) = problems(f"alerts: {{webhook: {{url: '{url}', secret_env: HOOK}}}}" + LABELS)
     assert "alerts.webhook.url: expected https://host" in problem
 
@@ -92,12 +92,12 @@ def test_addresses_that_cannot_be(url: str) -> None:
 @pytest.mark.parametrize(
     "url", ["https://example.com", "https://a.b:8443/x?y=%2F&z=1", "https://[2600::1]/", "https://8.8.8.8?x"]
 )
-def test_addresses_that_can_be(url: str) -> None:
+def test_valid_webhook_address_is_accepted(url: str) -> None:
     assert read(f"alerts: {{webhook: {{url: '{url}', secret_env: HOOK}}}}").alerts.webhook == WebhookConfig(url, "HOOK")
 
 
 @pytest.mark.parametrize("secrets", ["", ", secret_env: A, secret_file: b"])
-def test_there_is_exactly_one_secret(secrets: str) -> None:
+def test_exactly_one_secret_source_is_required(secrets: str) -> None:
     (problem,) = problems(f"alerts: {{webhook: {{url: '{ELSEWHERE}'{secrets}}}}}" + LABELS)
     assert "exactly one of secret_env and secret_file is needed" in problem
 
@@ -121,7 +121,7 @@ def configured(tmp_path: Path, webhook: WebhookConfig | None) -> Config:
         (WebhookConfig("https://[::ffff:10.0.0.1]/", "HOOK"), {"HOOK": SECRET}, "is not a public address"),
     ],
 )
-async def test_what_cannot_be_used_is_told_at_the_start(
+async def test_unusable_webhook_is_reported_at_start(
     tmp_path: Path, webhook: WebhookConfig, environ: dict[str, str], complaint: str
 ) -> None:
     clock = ManualClock()
@@ -133,7 +133,7 @@ async def test_what_cannot_be_used_is_told_at_the_start(
 
 
 @pytest.mark.parametrize("has_webhook", [True, False])
-async def test_composed_it_raises_keeps_and_counts(tmp_path: Path, has_webhook: bool) -> None:
+async def test_composed_alerts_raise_store_and_count(tmp_path: Path, has_webhook: bool) -> None:
     (tmp_path / "secret").write_text(f"{SECRET}\n")
     webhook = WebhookConfig("https://alerts.invalid/", None, str(tmp_path / "secret")) if has_webhook else None
     clock, telemetry, journal = ManualClock(), MetricsRegistry(), tmp_path / "journal"
@@ -154,7 +154,7 @@ async def test_composed_it_raises_keeps_and_counts(tmp_path: Path, has_webhook: 
     assert len(list(journal.glob("alerts/*.json"))) == (2 if has_webhook else 0)
 
 
-async def test_composed_it_takes_up_what_was_left_and_stops_what_uses_the_webhook(tmp_path: Path) -> None:
+async def test_composed_alerts_resume_pending_and_stop_before_webhook_closes(tmp_path: Path) -> None:
     left = Alert("id-1", scope(), "premium", DAY.key, DAY.end, 80, USD, USD, DAY.start)
     write_leftover(tmp_path / "alerts", f"{left.file_stem}.json", left.content())
     config, clock, rows = (
@@ -170,7 +170,7 @@ async def test_composed_it_takes_up_what_was_left_and_stops_what_uses_the_webhoo
             tasks.start("too late", settle)
 
 
-def test_a_secret_ends_before_the_end_of_its_line(tmp_path: Path) -> None:
+def test_secret_file_newline_is_not_part_of_secret(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(f"{SECRET}\n")
     from_file = load_secret(WebhookConfig(ELSEWHERE, None, str(tmp_path / "secret")), {})
     assert from_file == load_secret(WebhookConfig(ELSEWHERE, "HOOK"), {"HOOK": SECRET}) == SECRET.encode()
@@ -187,7 +187,7 @@ def test_a_secret_ends_before_the_end_of_its_line(tmp_path: Path) -> None:
         (ELSEWHERE, "too short", "its secret has less than 16 bytes"),
     ],
 )
-def test_check_config_and_serve_refuse_the_same_webhooks(
+def test_check_config_and_serve_refuse_same_webhooks(
     tmp_path: Path, command: str, url: str, secret: str, words: str
 ) -> None:
     file = tmp_path / "config.yaml"
@@ -200,6 +200,6 @@ def test_check_config_and_serve_refuse_the_same_webhooks(
     assert "hunter2" not in told.stderr
 
 
-def test_check_config_accepts_a_webhook_that_serve_accepts(tmp_path: Path) -> None:
+def test_check_config_accepts_webhook_that_serve_accepts(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(f"alerts: {{webhook: {{url: '{ELSEWHERE}', secret_env: HOOK}}}}{LABELS}")
     assert call_in_process("check-config", folder=tmp_path, HOOK=SECRET).returncode == 0

@@ -17,13 +17,13 @@ percentages = st.lists(st.integers(1, 999), max_size=8)
 
 
 @given(amounts, quotas, percentages)
-def test_as_many_are_reached_as_exact_fractions_say(known: int, quota: int, thresholds: list[int]) -> None:
+def test_crossed_thresholds_match_exact_fractions(known: int, quota: int, thresholds: list[int]) -> None:
     share = Fraction(known, quota) * 100
     assert crossed_thresholds(known, quota, thresholds) == tuple(sorted({pct for pct in thresholds if share >= pct}))
 
 
 @given(amounts, quotas, percentages)
-def test_the_next_one_is_reached_at_exactly_that_much(known: int, quota: int, thresholds: list[int]) -> None:
+def test_next_threshold_is_crossed_at_exactly_its_amount(known: int, quota: int, thresholds: list[int]) -> None:
     reached = crossed_thresholds(known, quota, thresholds)
     at = next_threshold_pico(known, quota, thresholds)
     if at is None:
@@ -36,12 +36,12 @@ def test_the_next_one_is_reached_at_exactly_that_much(known: int, quota: int, th
 
 
 @given(amounts, st.integers(-5, 0), percentages)
-def test_of_no_quota_all_is_spent(known: int, quota: int, thresholds: list[int]) -> None:
+def test_zero_quota_crosses_every_threshold(known: int, quota: int, thresholds: list[int]) -> None:
     assert crossed_thresholds(known, quota, thresholds) == tuple(sorted({pct for pct in thresholds if pct <= 100}))
     assert next_threshold_pico(known, quota, thresholds) is None
 
 
-def test_the_last_pico_dollar_decides() -> None:
+def test_crossing_is_exact_to_one_pico_dollar() -> None:
     assert crossed_thresholds(4, 9, (50, 80)) == ()
     assert next_threshold_pico(4, 9, (50, 80)) == 5
     assert crossed_thresholds(5, 9, (80, 50)) == (50,)
@@ -119,16 +119,16 @@ def wrapped(address: str) -> list[str]:
 
 
 @pytest.mark.parametrize("address", PRIVATE_4)
-def test_private_addresses_are_known_in_every_wrapping(address: str) -> None:
+def test_private_address_is_recognised_in_every_embedding(address: str) -> None:
     assert [each for each in [address, *wrapped(address)] if is_public_address(each)] == []
 
 
 @pytest.mark.parametrize("address", PUBLIC_4)
-def test_public_addresses_are_let_through_in_every_wrapping(address: str) -> None:
+def test_public_address_is_allowed_in_every_embedding(address: str) -> None:
     assert all(map(is_public_address, [address, *wrapped(address)]))
 
 
-def test_of_the_newer_addresses_only_the_public_ones_are() -> None:
+def test_ipv6_special_ranges_are_not_public() -> None:
     assert [each for each in PRIVATE_6 if is_public_address(each)] == []
     assert all(map(is_public_address, PUBLIC_6))
 
@@ -136,12 +136,12 @@ def test_of_the_newer_addresses_only_the_public_ones_are() -> None:
 @pytest.mark.parametrize(
     "text", ["", "localhost", "127.1", "0x7f000001", "2130706433", "1.1.1.1 ", "[::1]", "1.1.1.1/8"]
 )
-def test_what_is_no_address_is_not_public(text: str) -> None:
+def test_malformed_address_is_not_public(text: str) -> None:
     assert not is_public_address(text)
 
 
 @given(st.ip_addresses(v=4) | st.ip_addresses(v=6, network="2000::/3"))
-def test_nothing_is_public_that_python_knows_to_be_otherwise(address: IPv4Address | IPv6Address) -> None:
+def test_public_address_is_global_for_python_too(address: IPv4Address | IPv6Address) -> None:
     if is_public_address(str(address)):
         found = ip_address(str(address))
         assert found.is_global

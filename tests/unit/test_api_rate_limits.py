@@ -57,14 +57,14 @@ async def test_two_processes_share_one_bucket() -> None:
         assert 0.85 * seconds * PER_SECOND <= let_in <= seconds * PER_SECOND + BURST
 
 
-async def test_one_caller_does_not_use_up_what_is_anothers() -> None:
+async def test_callers_do_not_share_a_bucket() -> None:
     store, clock = MemoryStore(), ManualClock()
     async with rates(store, clock) as one:
         await flood(one)
         assert (await one.take("admin@127.0.0.1")).wait_seconds == 0
 
 
-async def test_it_says_how_much_is_left_and_when_to_come_again() -> None:
+async def test_limit_result_has_remaining_and_wait() -> None:
     store, clock = MemoryStore(), ManualClock()
     async with rates(store, clock) as one:
         taken = await one.take(WHO)
@@ -81,14 +81,14 @@ async def test_it_says_how_much_is_left_and_when_to_come_again() -> None:
         assert (await one.take(WHO)).wait_seconds == 0
 
 
-async def test_for_whoever_has_shown_nothing_no_row_is_written() -> None:
+async def test_unauthenticated_caller_writes_no_row() -> None:
     store, clock = MemoryStore(), ManualClock()
     async with rates(store, clock) as one:
         assert await flood(one, "@192.0.2.1") == BURST
     assert store.items == {}
 
 
-async def test_the_row_is_the_callers_own() -> None:
+async def test_bucket_row_belongs_to_caller() -> None:
     store, clock = MemoryStore(), ManualClock()
     async with rates(store, clock) as one:
         await one.take(WHO)
@@ -96,13 +96,13 @@ async def test_the_row_is_the_callers_own() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-async def test_while_the_store_is_away_each_goes_by_the_whole_limit() -> None:
+async def test_store_outage_applies_full_limit_per_process() -> None:
     clock = ManualClock()
     async with rates(Away(), clock) as one:
         assert await flood(one) == BURST
 
 
-async def test_strangers_who_ask_the_control_port_write_no_row(tmp_path: Path) -> None:
+async def test_unauthenticated_requests_to_control_port_write_no_row(tmp_path: Path) -> None:
     clock = ManualClock()
     async with Engines({}).open("sqlite", tmp_path) as store, Tasks(clock) as tasks:
         leasing = RateLeaseManager(BucketClient(store, lambda: int(clock.now() * 1000), clock), clock, tasks)

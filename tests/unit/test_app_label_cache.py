@@ -86,7 +86,7 @@ async def rig() -> AsyncIterator[Rig]:
 # When they are read.
 
 
-async def test_they_are_read_once_for_all_who_wait(rig: Rig) -> None:
+async def test_concurrent_readers_share_one_read(rig: Rig) -> None:
     who = app()
     await rig.put(who)
     found = await asyncio.gather(*(rig.names(who) for _ in range(50)))
@@ -94,7 +94,7 @@ async def test_they_are_read_once_for_all_who_wait(rig: Rig) -> None:
     assert (rig.store.calls, len(rig.new)) == (["get", "query"], 1)
 
 
-async def test_before_they_are_old_they_are_read_again_and_nobody_waits(rig: Rig) -> None:
+async def test_soft_expired_labels_are_refreshed_in_background(rig: Rig) -> None:
     who = app()
     await rig.names(who)
     await rig.put(who)
@@ -110,7 +110,7 @@ async def test_before_they_are_old_they_are_read_again_and_nobody_waits(rig: Rig
     assert rig.store.calls == ["get", "get", "query"]
 
 
-async def test_old_ones_are_waited_for(rig: Rig) -> None:
+async def test_expired_labels_are_awaited(rig: Rig) -> None:
     who = app()
     await rig.names(who)
     await rig.put(who)
@@ -119,7 +119,7 @@ async def test_old_ones_are_waited_for(rig: Rig) -> None:
     assert await rig.names(who) == ["fast"]
 
 
-async def test_a_store_that_is_away_is_asked_seldom_and_what_was_known_holds(rig: Rig) -> None:
+async def test_store_outage_keeps_labels_and_backs_off(rig: Rig) -> None:
     known, unknown = app(), app()
     await rig.put(known)
     await rig.names(known)
@@ -140,7 +140,7 @@ async def test_a_store_that_is_away_is_asked_seldom_and_what_was_known_holds(rig
     assert await rig.names(unknown) == ["fast"]
 
 
-async def test_nobody_waits_twice_for_a_store_that_hangs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_store_delays_a_caller_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     who, gate = app(), asyncio.Event()
     await rig.put(who)
     monkeypatch.setattr(limits, "LOAD_TIMEOUT_SECONDS", 0.02)
@@ -158,7 +158,7 @@ async def test_nobody_waits_twice_for_a_store_that_hangs(rig: Rig, monkeypatch: 
     assert await rig.names(who) == ["fast"]
 
 
-async def test_what_was_read_earlier_takes_the_place_of_nothing(rig: Rig) -> None:
+async def test_labels_read_earlier_replace_nothing_newer(rig: Rig) -> None:
     who, gate = app(), asyncio.Event()
     scope = Scope(who.org, "web")
     await rig.put(who, input=1)
@@ -185,7 +185,7 @@ async def test_what_was_read_earlier_takes_the_place_of_nothing(rig: Rig) -> Non
     assert list(found.by_name) == ["fast", "faster"]
 
 
-async def test_what_was_changed_here_is_read_before_the_next_call(rig: Rig) -> None:
+async def test_local_change_is_read_before_next_call(rig: Rig) -> None:
     who = app()
     await rig.names(who)
     await rig.put(who)
@@ -194,7 +194,7 @@ async def test_what_was_changed_here_is_read_before_the_next_call(rig: Rig) -> N
     rig.own.invalidate(Scope(str(uuid4()), "web"))  # nothing is cached for it
 
 
-async def test_who_is_no_app_has_none_and_asks_nobody(rig: Rig) -> None:
+async def test_caller_without_app_has_no_labels_and_no_read(rig: Rig) -> None:
     assert await rig.own.get(Caller(str(uuid4()), None, "client")) is NO_PROFILES
     assert rig.store.calls == []
 
@@ -202,7 +202,7 @@ async def test_who_is_no_app_has_none_and_asks_nobody(rig: Rig) -> None:
 # What is kept.
 
 
-async def test_what_did_not_change_stays_the_same(rig: Rig) -> None:
+async def test_unchanged_labels_keep_identity(rig: Rig) -> None:
     who = app()
     for label in ("fast", "slow"):
         await rig.put(who, label)
@@ -219,9 +219,7 @@ async def test_what_did_not_change_stays_the_same(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(("most_apps", "most_kept"), [(3, 1000), (1000, 6)])
-async def test_no_more_than_a_bounded_number_is_kept(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, most_apps: int, most_kept: int
-) -> None:
+async def test_cache_size_is_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch, most_apps: int, most_kept: int) -> None:
     monkeypatch.setattr(limits, "MAX_APPS", most_apps)
     monkeypatch.setattr(limits, "MAX_LABELS_IN_ALL", most_kept)
     everybody = [app() for _ in range(10)]
@@ -239,7 +237,7 @@ async def test_no_more_than_a_bounded_number_is_kept(
     assert rig.own._row_count == sum(len(kept.rows) for kept in rig.own._entries.values()) == 6
 
 
-async def test_names_of_the_configuration_are_no_apps(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_configured_label_name_wins_over_app_label(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     who = app()
     for label in ("premium", "guardrails", "fast"):
         await rig.put(who, label)
@@ -251,7 +249,7 @@ async def test_names_of_the_configuration_are_no_apps(rig: Rig, caplog: pytest.L
     assert len(caplog.records) == before  # it is logged once
 
 
-async def test_models_of_the_configuration_are_no_names_of_apps_either(rig: Rig) -> None:
+async def test_configured_model_is_not_an_app_label(rig: Rig) -> None:
     who = app()
     for label in ("deepseek.r1", "fast"):
         await rig.put(who, label)
@@ -267,7 +265,7 @@ def own_of(**items: Item) -> AppProfiles:
     return AppProfiles(parse_profile(name, found) for name, found in items.items())
 
 
-def test_an_arn_is_the_first_label_that_stands_for_it() -> None:
+def test_arn_resolves_to_first_app_label_with_it() -> None:
     configured = {"premium": replace(CONFIG.labels["premium"], model=ARN)}
     assert LabelResolver(configured, allows_unlabelled=False).resolve(ARN, own_of(a=item())).label == "premium"
     labels = LabelResolver(CONFIG.labels, allows_unlabelled=False)
@@ -276,7 +274,7 @@ def test_an_arn_is_the_first_label_that_stands_for_it() -> None:
         assert (found.requested, found.label, found.model) == (ARN, "a", ARN)
 
 
-def test_where_nobody_can_tell_callers_are_to_ask_again() -> None:
+def test_unread_app_labels_ask_caller_to_retry() -> None:
     labels = LabelResolver(CONFIG.labels, allows_unlabelled=False)
     assert labels.resolve("premium", UNREAD_PROFILES).label == "premium"
     with pytest.raises(Busy) as refused:
@@ -286,7 +284,7 @@ def test_where_nobody_can_tell_callers_are_to_ask_again() -> None:
         labels.resolve("fast", NO_PROFILES)
 
 
-def test_models_without_a_label_are_let_through_behind_own_labels() -> None:
+def test_unlabelled_models_are_checked_after_app_labels() -> None:
     labels = LabelResolver(CONFIG.labels, allows_unlabelled=True)
     assert labels.resolve(ARN, own_of(fast=item())).label == "fast"
     assert labels.resolve(ARN).label == labels.resolve(ARN, UNREAD_PROFILES).label == ""
@@ -309,7 +307,7 @@ def metering(tmp_path: Path) -> Iterator[MeterFactory]:
     journal.close()
 
 
-def test_terms_are_those_of_the_app_and_go_with_its_profile(metering: MeterFactory) -> None:
+def test_pricing_follows_app_profile(metering: MeterFactory) -> None:
     ours, kinds = metering, (Operation.CONVERSE, Operation.INVOKE)
     one, two = choice(own_of(fast=item(2))), choice(own_of(fast=item(3, "anthropic")))
     for operation in kinds:
@@ -329,7 +327,7 @@ def test_terms_are_those_of_the_app_and_go_with_its_profile(metering: MeterFacto
     assert len(ours._profile_pricing_cache) == 0
 
 
-def test_a_job_has_no_price(metering: MeterFactory) -> None:
+def test_asynchronous_job_of_app_label_has_no_price(metering: MeterFactory) -> None:
     with pytest.raises(InvalidRequest, match="asynchronous jobs of 'fast' have no price here"):
         metering.pricing_for(choice(own_of(fast=item())), Operation.ASYNC_INVOKES, b"POST")
 
@@ -340,7 +338,7 @@ def standing(scope: Scope, ordering: list[str], **quotas: int) -> BudgetState:
     return BudgetState(scope, today, resolve_settings(budget, None, CONFIG.defaults, (), 0), CONFIG.labels, dict)
 
 
-def test_a_new_format_holds_in_a_chain_from_then_on() -> None:
+def test_changed_format_applies_in_chain() -> None:
     scope = Scope(str(uuid4()), "web")
     one = standing(scope, ["premium", "fast"], premium=0, fast=10)
     one.apply_app_labels(own_of(fast=item(format="anthropic")))
@@ -355,7 +353,7 @@ def test_a_new_format_holds_in_a_chain_from_then_on() -> None:
     assert one.find_enforced_label("premium") is one.find_enforced_label("fast") is None
 
 
-def test_where_apps_share_a_standing_they_are_in_no_chain_and_leave_no_trace() -> None:
+def test_shared_budget_state_keeps_app_labels_out_of_chain() -> None:
     """Also where a hand-written item has one in the org's chain, or the configuration lost it."""
     one = standing(Scope(str(uuid4())), ["premium", "fast"], premium=0, fast=10)
     assert one.decide_app_label("fast", True).label == "fast"  # paid from the quota of that name
@@ -380,12 +378,12 @@ def test_where_apps_share_a_standing_they_are_in_no_chain_and_leave_no_trace() -
         {"format": "novel"},
     ],
 )
-def test_what_cannot_be_used_is_no_label(changes: dict[str, Any]) -> None:
+def test_malformed_app_label_is_rejected(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"inference_profile_arn|prices_usd_per_1m|format"):
         parse_profile("fast", item(**changes))
 
 
-def test_the_configuration_is_not_changed_by_what_apps_have() -> None:
+def test_app_labels_do_not_change_configuration() -> None:
     configured = MappingProxyType(dict(CONFIG.labels))
     one = standing(Scope(str(uuid4()), "web"), [])
     one.apply_app_labels(own_of(fast=item()))

@@ -55,7 +55,7 @@ async def pair(
 
 
 @pytest.mark.parametrize("by_session", [False, True])
-async def test_a_jump_while_the_store_is_asked_lets_no_revoked_token_in(by_session: bool) -> None:
+async def test_clock_jump_during_store_read_keeps_token_revoked(by_session: bool) -> None:
     """By the clock that jumped the token has expired, and with it the row that says that it is revoked."""
     store, clock = MemoryStore(), ManualClock()
     async with pair(store, clock) as (right, other, wrong):
@@ -76,7 +76,7 @@ async def test_a_jump_while_the_store_is_asked_lets_no_revoked_token_in(by_sessi
 
 
 @pytest.mark.parametrize("off", [HOUR, -HOUR])
-async def test_a_login_by_a_wrong_clock_leaves_no_more_sessions_than_there_may_be(off: float) -> None:
+async def test_login_by_wrong_clock_keeps_session_limit(off: float) -> None:
     """Those that are over by it may be refreshed elsewhere this moment, or once it is right again."""
     store, clock = MemoryStore(), ManualClock()
     async with pair(store, clock) as (right, other, wrong):
@@ -90,7 +90,7 @@ async def test_a_login_by_a_wrong_clock_leaves_no_more_sessions_than_there_may_b
 
 
 @pytest.mark.parametrize("back", [30.0, HOUR])
-async def test_a_clock_set_back_makes_nothing_new_of_what_is_known_of_a_secret(back: float) -> None:
+async def test_clock_set_back_does_not_renew_cached_secret_check(back: float) -> None:
     """It comes to the same time once more, and by it the answer of an hour ago is of this moment."""
     store, clock = MemoryStore(), ManualClock()
     wrong, old, new = Wrong(clock), make_secret(), make_secret()
@@ -179,7 +179,7 @@ class Story:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-async def test_whatever_a_clock_does_who_is_out_stays_out(seed: int) -> None:
+async def test_random_clock_jumps_keep_revoked_clients_out(seed: int) -> None:
     store, clock = MemoryStore(), ManualClock()
     async with pair(store, clock) as (right, other, wrong):
         story = Story(random.Random(seed), clock, wrong, right, other)

@@ -49,7 +49,7 @@ SIGNED = b"AWS4-HMAC-SHA256 Credential=any/20261118/us-east-1/bedrock/aws4_reque
         {b"x-amz-security-token": WEB, b"authorization": b"Bearer " + WEB_TOO},
     ],
 )
-async def test_a_token_is_found_where_sdks_put_it(by_token: TokenAuthenticator, headers: dict[bytes, bytes]) -> None:
+async def test_token_is_found_in_every_sdk_header(by_token: TokenAuthenticator, headers: dict[bytes, bytes]) -> None:
     assert by_token.cached(request(headers)) is None
     assert (await by_token.load(request(headers))).app == "web"
     caller = by_token.cached(request(headers))
@@ -61,7 +61,7 @@ async def test_a_token_is_found_where_sdks_put_it(by_token: TokenAuthenticator, 
 @pytest.mark.parametrize(
     "key", [b"ABSKQmVkcm9ja0FQSUtleS1hYmNkOnNlY3JldA==", b"bedrock-api-key-YmVkcm9jay5hbWF6b25hd3MuY29tLz9BY3Rpb24="]
 )
-async def test_bedrock_api_key_in_place_of_a_token_is_refused_with_what_to_do(
+async def test_bedrock_api_key_in_place_of_token_is_refused_with_what_to_do(
     by_token: TokenAuthenticator, header: bytes, key: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
@@ -71,7 +71,7 @@ async def test_bedrock_api_key_in_place_of_a_token_is_refused_with_what_to_do(
     assert key.decode() not in str(refused.value) + caplog.text
 
 
-async def test_token_that_only_looks_somewhat_like_a_bedrock_api_key_is_refused_as_any_other(
+async def test_token_resembling_bedrock_api_key_is_refused_as_any_other(
     by_token: TokenAuthenticator,
 ) -> None:
     for token in (b"abskQmVk", b"my-bedrock-api-key-x", b"eyJABSK"):
@@ -97,7 +97,7 @@ async def test_token_that_only_looks_somewhat_like_a_bedrock_api_key_is_refused_
         ({b"authorization": b"Bearer " + WEB}, frozenset({b"authorization"})),
     ],
 )
-async def test_without_one_good_token_nobody_gets_in(
+async def test_request_without_exactly_one_valid_token_is_refused(
     by_token: TokenAuthenticator, headers: dict[bytes, bytes], repeated: frozenset[bytes]
 ) -> None:
     with pytest.raises(AccessDenied):
@@ -110,7 +110,7 @@ JSON = {b"content-type": b"application/json; charset=utf-8"}
 
 
 @pytest.mark.parametrize("host", [b"127.0.0.1", b"127.0.0.1:8080", b"127.8.8.8:1", b"[::1]:8080", b"[::1]"])
-def test_a_bound_sidecar_serves_this_machine(host: bytes) -> None:
+def test_bound_sidecar_serves_local_host_names(host: bytes) -> None:
     caller = FixedIdentityAuthenticator(ORG, "web").cached(request({b"host": host} | JSON))
     assert (caller.org, caller.app, caller.client_id) == (ORG, "web", f"org-{ORG}-app-web")
     FixedIdentityAuthenticator(ORG, "web").cached(request({b"host": host}, method=b"GET"))
@@ -132,7 +132,7 @@ def test_a_bound_sidecar_serves_this_machine(host: bytes) -> None:
         {b"host": b"127.0.0.1"},
     ],
 )
-def test_what_a_web_page_could_send_is_refused(headers: dict[bytes, bytes]) -> None:
+def test_bound_sidecar_refuses_browser_requests(headers: dict[bytes, bytes]) -> None:
     with pytest.raises(AccessDenied):
         FixedIdentityAuthenticator(ORG, "web").cached(request(headers))
 
@@ -152,6 +152,6 @@ def test_what_a_web_page_could_send_is_refused(headers: dict[bytes, bytes]) -> N
         ("", None),
     ],
 )
-def test_a_client_id_names_an_org_or_app(client_id: str, scope: tuple[str, str | None] | None) -> None:
+def test_client_id_parses_to_org_or_app(client_id: str, scope: tuple[str, str | None] | None) -> None:
     found = parse_client_id(client_id)
     assert (None if found is None else (found.org, found.app)) == scope

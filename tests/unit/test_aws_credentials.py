@@ -39,7 +39,7 @@ class Chain:
         return finding
 
 
-async def test_none_yet_is_a_clear_refusal() -> None:
+async def test_missing_credentials_are_refused_clearly() -> None:
     provided = RefreshingCredentials(lambda: Chain(None))
     with pytest.raises(UpstreamUnavailable, match="no AWS credentials"):
         provided.current()
@@ -48,7 +48,7 @@ async def test_none_yet_is_a_clear_refusal() -> None:
         provided.current()
 
 
-async def test_new_ones_take_the_place_of_old_ones() -> None:
+async def test_renewed_credentials_replace_old_ones() -> None:
     provided = RefreshingCredentials(lambda: Chain(_frozen(1), _frozen(2)))
     await provided.renew()
     assert provided.current() == AwsCredentials("KEY1", "secret")
@@ -56,7 +56,7 @@ async def test_new_ones_take_the_place_of_old_ones() -> None:
     assert provided.current() == AwsCredentials("KEY2", "secret")
 
 
-async def test_the_same_ones_stay_the_same_object() -> None:
+async def test_unchanged_credentials_keep_identity() -> None:
     """The signer keeps its key for as long as it is given the same object."""
     provided = RefreshingCredentials(lambda: Chain(_frozen(1), _frozen(1)))
     await provided.renew()
@@ -65,7 +65,7 @@ async def test_the_same_ones_stay_the_same_object() -> None:
     assert provided.current() is first
 
 
-async def test_what_cannot_be_renewed_is_kept_and_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_renewal_keeps_credentials_and_logs(caplog: pytest.LogCaptureFixture) -> None:
     provided = RefreshingCredentials(lambda: Chain(_frozen(1), OSError("secret-in-the-message"), None))
     await provided.renew()
     with caplog.at_level(logging.WARNING, "price_keeper.forwarding"):
@@ -78,7 +78,7 @@ async def test_what_cannot_be_renewed_is_kept_and_told(caplog: pytest.LogCapture
     ]
 
 
-async def test_expired_ones_in_place_of_old_ones_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_expired_credentials_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     expired = RuntimeError("Credentials were refreshed, but the refreshed credentials are still expired.")
     provided = RefreshingCredentials(lambda: Chain(_frozen(1), expired, expired, _frozen(2), expired))
     with caplog.at_level(logging.WARNING, "price_keeper.forwarding"):
@@ -89,7 +89,7 @@ async def test_expired_ones_in_place_of_old_ones_are_told_once(caplog: pytest.Lo
     ] * 2
 
 
-async def test_one_that_does_not_answer_hinders_nobody(
+async def test_hanging_provider_blocks_nothing_else(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither the other renewal, nor calls, which are signed with what is there."""
@@ -119,7 +119,7 @@ async def test_one_that_does_not_answer_hinders_nobody(
     assert (provided.current().access_key, await reach.check()) == ("KEY2", None)
 
 
-async def test_when_they_are_refused_the_chain_is_made_anew() -> None:
+async def test_refused_credentials_rebuild_provider_chain() -> None:
     chains = [Chain(_frozen(1), _frozen(1)), Chain(_frozen(2))]
     provided, renewed = RefreshingCredentials(lambda: chains.pop(0)), []
     provided.subscribe(lambda: renewed.append(provided.current().access_key))
@@ -132,7 +132,7 @@ async def test_when_they_are_refused_the_chain_is_made_anew() -> None:
     assert renewed == ["KEY1", "KEY2"]
 
 
-async def test_what_bedrock_goes_on_refusing_is_looked_for_ever_more_seldom() -> None:
+async def test_repeated_refusals_back_off_renewal() -> None:
     """What is found may be new each time, and no better: a role's, in a region that the account has not enabled."""
     turns, looks = 0, list[int]()
 
@@ -156,7 +156,7 @@ async def test_what_bedrock_goes_on_refusing_is_looked_for_ever_more_seldom() ->
     assert looks[-1] == 151
 
 
-async def test_botocores_own_chain_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_botocore_provider_chain_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "credentials"
     file.write_text("[default]\naws_access_key_id = FROMFILE\naws_secret_access_key = secret\naws_session_token = t\n")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -171,7 +171,7 @@ def _given(access: Any, secret: Any, token: Any) -> SimpleNamespace:
     return SimpleNamespace(access_key=access, secret_key=secret, token=token)
 
 
-async def test_the_new_line_that_ends_a_file_is_no_part_of_a_secret() -> None:
+async def test_trailing_newline_is_not_part_of_credentials() -> None:
     chain = Chain(_given("KEY\n", " secret\r\n", "token\n"), _given("KEY", "secret", ""))
     provided = RefreshingCredentials(lambda: chain)
     await provided.renew()
@@ -190,7 +190,7 @@ UNUSABLE = [
 
 
 @pytest.mark.parametrize("values", UNUSABLE)
-async def test_what_cannot_be_used_is_told_at_the_start_and_not_shown(values: Any) -> None:
+async def test_unusable_credentials_at_start_are_reported_and_redacted(values: Any) -> None:
     with pytest.raises(ConfigError, match="the AWS credentials cannot be used: ") as refused:
         await RefreshingCredentials(lambda: Chain(_given(*values))).renew()
     assert all(value not in str(refused.value) for value in values[1:] if value)
@@ -198,7 +198,7 @@ async def test_what_cannot_be_used_is_told_at_the_start_and_not_shown(values: An
 
 
 @pytest.mark.parametrize("values", UNUSABLE)
-async def test_later_on_the_old_ones_are_kept(values: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unusable_credentials_later_keep_old_ones(values: Any, caplog: pytest.LogCaptureFixture) -> None:
     provided = RefreshingCredentials(lambda: Chain(_frozen(1), _given(*values), _frozen(2)))
     await provided.renew()
     with caplog.at_level(logging.WARNING, "price_keeper.forwarding"):
@@ -210,7 +210,7 @@ async def test_later_on_the_old_ones_are_kept(values: Any, caplog: pytest.LogCap
     assert provided.current().access_key == "KEY2"
 
 
-def test_a_bearer_key_is_one_word() -> None:
+def test_bearer_key_must_be_one_word() -> None:
     target = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
     call = UpstreamCall("POST", "", [], lambda _: b"", [target])
     assert BearerAuthorizer(" a-key\n").build_header_lines(call, target, "", b"") == b"authorization: Bearer a-key\r\n"
@@ -221,7 +221,7 @@ def test_a_bearer_key_is_one_word() -> None:
         assert "evil" not in str(refused.value)
 
 
-def test_what_load_balancers_change_on_the_way_is_not_signed() -> None:
+def test_headers_changed_by_load_balancers_are_not_signed() -> None:
     """Else an app that is traced would be refused, and as if the sidecar's credentials were no good."""
     sent = [("content-type", "a/b"), ("x-amzn-bedrock-trace", "ON"), ("x-amzn-trace-id", "Root=1"), ("accept", "*")]
     target = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")

@@ -21,24 +21,24 @@ async def rig(tmp_path: Path) -> AsyncIterator[BucketHarness]:
     await store.close()
 
 
-async def test_create(rig: BucketHarness) -> None:
+async def test_create_writes_bucket_with_first_take(rig: BucketHarness) -> None:
     assert await rig.take(3_000) == ("create", 1)
     assert await rig.get_item() == rpm_item() | {"rpm_tk": 7_000, "rpm_tc": 3_000}
 
 
-async def test_create_comes_too_late_and_goes_on_from_what_is_there(rig: BucketHarness) -> None:
+async def test_create_losing_race_continues_from_existing_item(rig: BucketHarness) -> None:
     rig.set_faults(lambda: rig.put_item({"rpm_tk": 4_000, "rpm_tc": 6_000, "rf": NOW - 2_000}))
     assert await rig.take(5_000) == ("normal", 2)
     assert await rig.get_item() == rpm_item() | {"rpm_tk": 1_000, "rpm_tc": 11_000}
 
 
-async def test_normal(rig: BucketHarness) -> None:
+async def test_normal_take_refills_and_subtracts(rig: BucketHarness) -> None:
     await rig.put_item({"rpm_tk": 4_000, "rpm_tc": 6_000, "rpm_rem": 999, "rf": NOW - 1_501})
     assert await rig.take(5_000) == ("normal", 1)
     assert await rig.get_item() == rpm_item() | {"rpm_tk": 501, "rpm_tc": 11_000, "rpm_rem": 999}
 
 
-async def test_normal_of_a_rate_that_does_not_divide_keeps_the_rest(rig: BucketHarness) -> None:
+async def test_normal_take_with_indivisible_rate_keeps_remainder(rig: BucketHarness) -> None:
     odd = RateLimit("rpm", 10_000, 7, 3)
     rig.bucket = bucket(odd)
     await rig.put_item({"rpm_tk": 0, "rpm_rem": 2, "rf": NOW - 600}, limit=odd)
@@ -48,13 +48,13 @@ async def test_normal_of_a_rate_that_does_not_divide_keeps_the_rest(rig: BucketH
     assert (item["rpm_tk"], item["rpm_rem"]) == (1_300, 2)
 
 
-async def test_normal_at_the_brim_drops_the_rest_of_the_division(rig: BucketHarness) -> None:
+async def test_normal_take_at_capacity_drops_remainder(rig: BucketHarness) -> None:
     await rig.put_item({"rpm_tk": 9_000, "rpm_rem": 5, "rf": NOW - 60_000})
     assert await rig.take(10_000) == ("normal", 1)
     assert await rig.get_item() == rpm_item() | {"rpm_tk": 0, "rpm_tc": 10_000}
 
 
-async def test_normal_is_beaten_to_the_refill_and_goes_on_from_what_is_there(rig: BucketHarness) -> None:
+async def test_normal_take_losing_refill_race_continues_from_newer_item(rig: BucketHarness) -> None:
     await rig.put_item({"rpm_tk": 1_000, "rf": NOW - 5_000})
     other = rig.new_client()
     rig.set_faults(lambda: rig.take(1_000, other))
@@ -62,48 +62,48 @@ async def test_normal_is_beaten_to_the_refill_and_goes_on_from_what_is_there(rig
     assert await rig.get_item() == rpm_item() | {"rpm_tk": 3_000, "rpm_tc": 3_000}
 
 
-async def test_normal_finds_less_than_it_needs(rig: BucketHarness) -> None:
+async def test_normal_take_beyond_balance_is_refused(rig: BucketHarness) -> None:
     await rig.put_item({"rpm_tk": 1_000, "rf": NOW - 2_000})
     rig.set_faults(lambda: rig.add_concurrently(rpm_tk=-500))
     assert await rig.take(3_000) == ("refused", 1)
     assert await rig.get_item() == rpm_item() | {"rpm_tk": 500, "rf": NOW - 2_000}
 
 
-async def test_normal_at_the_brim_loses_no_refill_of_what_others_took(rig: BucketHarness) -> None:
+async def test_normal_take_at_capacity_keeps_refill_of_concurrent_takes(rig: BucketHarness) -> None:
     await rig.put_item({"rf": NOW - 5_000})
     rig.set_faults(lambda: rig.add_concurrently(rpm_tk=-5_000))
     assert await rig.take(1_000) == ("normal", 2)
     assert await rig.get_item() == rpm_item() | {"rpm_tk": 9_000, "rpm_tc": 1_000}
 
 
-async def test_normal_beaten_again_and_again_at_the_brim_would_rather_lose_refill(rig: BucketHarness) -> None:
+async def test_normal_take_losing_races_at_capacity_gives_up_refill(rig: BucketHarness) -> None:
     await rig.put_item({"rf": NOW - 5_000})
     rig.set_faults(*[lambda: rig.add_concurrently(rpm_tk=-1_000)] * 4)
     assert await rig.take(1_000) == ("normal", 4)
     assert await rig.get_item() == rpm_item() | {"rpm_tk": 8_000, "rpm_tc": 1_000}
 
 
-async def test_normal_does_not_overflow_when_something_was_given_back_meanwhile(rig: BucketHarness) -> None:
+async def test_normal_take_with_concurrent_return_does_not_overflow(rig: BucketHarness) -> None:
     await rig.put_item({"rpm_tk": 1_000, "rf": NOW - 5_000})
     rig.set_faults(lambda: rig.add_concurrently(rpm_tk=8_000))
     assert await rig.take(1_000) == ("normal", 2)
     assert await rig.get_item() == rpm_item() | {"rpm_tk": 9_000, "rpm_tc": 1_000}
 
 
-async def test_normal_goes_back_to_create_when_the_item_has_expired(rig: BucketHarness) -> None:
+async def test_normal_take_of_expired_item_creates_it(rig: BucketHarness) -> None:
     await rig.put_item({"rf": NOW - 5_000, "rpm_tk": 5_000})
     rig.set_faults(lambda: rig.store.store.delete(Delete(rig.bucket.key)))
     assert await rig.take(1_000) == ("create", 2)
     assert await rig.get_item() == rpm_item() | {"rpm_tk": 9_000, "rpm_tc": 1_000}
 
 
-async def test_retry(rig: BucketHarness) -> None:
+async def test_retry_takes_without_refill(rig: BucketHarness) -> None:
     await rig.put_item({"rpm_tk": 4_000, "rf": NOW - 400, "rpm_rem": 3})
     assert await rig.take(4_000) == ("retry", 1)
     assert await rig.get_item() == rpm_item() | {"rpm_tk": 0, "rpm_tc": 4_000, "rf": NOW - 400, "rpm_rem": 3}
 
 
-async def test_retry_finds_less_than_it_needs(rig: BucketHarness) -> None:
+async def test_retry_beyond_balance_is_refused(rig: BucketHarness) -> None:
     await rig.put_item({"rpm_tk": 4_000, "rf": NOW - 400})
     rig.set_faults(lambda: rig.add_concurrently(rpm_tk=-3_999))
     grant = await rig.client.acquire([rig.bucket], {"rpm": 3_000})
@@ -111,7 +111,7 @@ async def test_retry_finds_less_than_it_needs(rig: BucketHarness) -> None:
     assert await rig.get_item() == rpm_item() | {"rpm_tk": 1, "rf": NOW - 400}
 
 
-async def test_retry_is_not_possible_upon_an_old_refill(rig: BucketHarness) -> None:
+async def test_retry_is_impossible_on_old_refill(rig: BucketHarness) -> None:
     """Its refill would be taken twice: once as consumed now, once as never lost at the brim."""
     await rig.put_item({"rf": NOW - 400})
     rig.set_faults(lambda: rig.add_concurrently(rf=-601))
@@ -122,14 +122,14 @@ async def test_retry_is_not_possible_upon_an_old_refill(rig: BucketHarness) -> N
     assert await rig.take(2_000, rig.new_client()) == ("retry", 1)
 
 
-async def test_retry_does_not_build_on_a_time_that_nobody_can_believe(rig: BucketHarness) -> None:
+async def test_retry_ignores_implausible_refill_time(rig: BucketHarness) -> None:
     await rig.put_item({"rpm_tk": 4_000, "rf": NOW - 400})
     rig.set_faults(lambda: rig.add_concurrently(rf=MAX_AHEAD_MS + 401))
     assert await rig.take(1_000) == ("normal", 2)
     assert await rig.get_item() == rpm_item() | {"rpm_tk": 3_000, "rpm_tc": 1_000}
 
 
-async def test_a_refusal_tells_the_wait_to_the_millisecond_and_writes_nothing(rig: BucketHarness) -> None:
+async def test_refusal_states_wait_in_milliseconds_and_writes_nothing(rig: BucketHarness) -> None:
     before = {"rpm_tk": 1_000, "rf": NOW - 700}
     await rig.put_item(before)
     grant = await rig.client.acquire([rig.bucket], {"rpm": 3_500})
@@ -141,13 +141,13 @@ async def test_a_refusal_tells_the_wait_to_the_millisecond_and_writes_nothing(ri
     assert await rig.take(3_500) == ("normal", 1)
 
 
-async def test_more_than_ever_fits_is_refused_without_a_wait(rig: BucketHarness) -> None:
+async def test_take_above_capacity_is_refused_without_wait(rig: BucketHarness) -> None:
     grant = await rig.client.acquire([rig.bucket], {"rpm": 10_001})
     assert (grant.path, grant.wait_ms) == ("refused", None)
     assert await rig.get_item() is None
 
 
-async def test_nothing_is_refused_on_what_was_seen_long_ago(rig: BucketHarness) -> None:
+async def test_stale_item_refuses_nothing(rig: BucketHarness) -> None:
     never = RateLimit("rpm", 10_000, 0, 1)
     rig.bucket = bucket(never)
     assert await rig.take(10_000) == ("create", 1)
@@ -157,7 +157,7 @@ async def test_nothing_is_refused_on_what_was_seen_long_ago(rig: BucketHarness) 
     assert await rig.take(1_000) == ("normal", 1)
 
 
-async def test_all_levels_or_none(rig: BucketHarness) -> None:
+async def test_take_covers_all_levels_or_none(rig: BucketHarness) -> None:
     app, org = rig.bucket, bucket(RateLimit("rpm", 5_000, 1_000, 1_000), TPM)
     grant = await rig.client.acquire([app, org], {"rpm": 4_000, "tpm": 100, "unknown": 9})
     assert grant == ({"rpm": 4_000, "tpm": 100, "unknown": 9}, 0, {"rpm": 1_000, "tpm": 499_900}, "create", 1, "")
@@ -166,7 +166,7 @@ async def test_all_levels_or_none(rig: BucketHarness) -> None:
     assert await rig.get_item() == rpm_item() | {"rpm_tk": 6_000, "rpm_tc": 4_000}
 
 
-async def test_a_limit_that_is_not_asked_refuses_nothing_and_is_refilled(rig: BucketHarness) -> None:
+async def test_limit_not_requested_refuses_nothing_and_is_refilled(rig: BucketHarness) -> None:
     both = bucket(RPM, TPM)
     await rig.client.adjust([both], {"tpm": 600_000}, {})
     rig.now.ms += 3_000
@@ -174,7 +174,7 @@ async def test_a_limit_that_is_not_asked_refuses_nothing_and_is_refilled(rig: Bu
     assert (grant.path, grant.remaining["tpm"]) == ("normal", -93_000)
 
 
-async def test_a_lease_is_at_most_a_share_and_at_least_what_is_needed(rig: BucketHarness) -> None:
+async def test_lease_is_bounded_by_share_and_need(rig: BucketHarness) -> None:
     both = bucket(RPM, TPM)
     used = {"rpm": 77}
     grant = await rig.client.lease([both], {"rpm": 9_000, "tpm": 100}, {"rpm": 1_000}, used)
@@ -188,7 +188,7 @@ async def test_a_lease_is_at_most_a_share_and_at_least_what_is_needed(rig: Bucke
     assert (item["rpm_tc"], item["tpm_tc"], item["rpm_tk"]) == (154, 0, 1_000)
 
 
-async def test_where_others_refill_all_the_time_nobody_looks_and_nobody_collides(rig: BucketHarness) -> None:
+async def test_contended_bucket_is_written_without_read(rig: BucketHarness) -> None:
     """The fleet's usual case: one write for each lease, though what is known is old."""
     other = rig.new_client()
     for _ in range(3):  # both see that they are not alone
@@ -205,7 +205,7 @@ async def test_where_others_refill_all_the_time_nobody_looks_and_nobody_collides
     assert await rig.take(100) == ("normal", 2)
 
 
-async def test_blindly_nobody_takes_more_than_a_share_either(rig: BucketHarness) -> None:
+async def test_blind_write_takes_no_more_than_share(rig: BucketHarness) -> None:
     other = rig.new_client()
     for limiter in (rig.client, other, rig.client):
         rig.now.ms += 600
@@ -216,7 +216,7 @@ async def test_blindly_nobody_takes_more_than_a_share_either(rig: BucketHarness)
     assert (grant.taken, grant.writes, grant.remaining) == ({"rpm": 2_000}, 2, {"rpm": 2_000})
 
 
-async def test_who_was_beaten_once_and_rarely_looks_before_it_writes(rig: BucketHarness) -> None:
+async def test_rare_contender_reads_before_write_after_lost_race(rig: BucketHarness) -> None:
     other = rig.new_client()
     writes = []
     for _ in range(4):
@@ -232,7 +232,7 @@ async def test_who_was_beaten_once_and_rarely_looks_before_it_writes(rig: Bucket
     assert rig.store.reads == looks + 1
 
 
-async def test_newer_settings_come_with_the_next_refill_and_bind_those_who_have_older_ones(rig: BucketHarness) -> None:
+async def test_newer_settings_apply_to_holders_of_older_ones_at_next_refill(rig: BucketHarness) -> None:
     old, new = bucket(RPM, TPM), RateLimit("rpm", 4_000, 500, 1_000)
     await rig.client.acquire([old], {"rpm": 1_000, "tpm": 10})
     rig.now.ms += 100
@@ -250,7 +250,7 @@ async def test_newer_settings_come_with_the_next_refill_and_bind_those_who_have_
     assert len(rig.store.sent) == sent + 1
 
 
-async def test_newer_settings_that_come_in_between_are_asked_too(rig: BucketHarness) -> None:
+async def test_newer_settings_written_concurrently_are_checked(rig: BucketHarness) -> None:
     await rig.put_item({"rf": NOW - 400})
     newer = RateBucket(rig.bucket.key, (RPM, RateLimit("rph", 3_000, 1, 60)), 2)
     rig.set_faults(lambda: rig.new_client().acquire([newer], {}))
@@ -258,7 +258,7 @@ async def test_newer_settings_that_come_in_between_are_asked_too(rig: BucketHarn
     assert (grant.path, grant.writes, grant.remaining) == ("retry", 2, {"rpm": 9_000, "rph": 2_000})
 
 
-async def test_settings_do_not_go_back_though_the_time_of_refill_stays(rig: BucketHarness) -> None:
+async def test_settings_do_not_go_back_when_refill_time_stays(rig: BucketHarness) -> None:
     await rig.put_item({"rf": NOW + 100})
     second, third = (RateBucket(rig.bucket.key, (RPM._replace(capacity=each * 10_000),), each) for each in (2, 3))
     rig.set_faults(lambda: rig.new_client().acquire([third], {}))
@@ -269,7 +269,7 @@ async def test_settings_do_not_go_back_though_the_time_of_refill_stays(rig: Buck
     assert (item["v"], item["rpm_cp"], item["rf"]) == (3, 30_000, NOW + 100)
 
 
-async def test_a_time_far_to_come_is_set_right_even_by_who_is_refused(rig: BucketHarness) -> None:
+async def test_refill_time_in_far_future_is_corrected_by_refused_take(rig: BucketHarness) -> None:
     await rig.put_item({"rpm_tk": 0, "rf": NOW + MAX_AHEAD_MS + 1})
     grant = await rig.client.acquire([rig.bucket], {"rpm": 1_000})
     assert (grant.is_refused, grant.wait_ms) == (True, 1_000)
@@ -278,14 +278,14 @@ async def test_a_time_far_to_come_is_set_right_even_by_who_is_refused(rig: Bucke
     assert await rig.take(1_000) == ("normal", 1)
 
 
-async def test_who_is_in_others_way_waits_and_tries_again(rig: BucketHarness) -> None:
+async def test_conflicting_take_waits_and_retries(rig: BucketHarness) -> None:
     rig.set_faults(CONFLICT, THROTTLED, CONFLICT)
     assert await rig.take(1_000) == ("create", 4)
     assert rig.client.conflicts == 3
 
 
 @pytest.mark.parametrize(("fault", "raised"), [(CONFLICT, TransactionFailed), (THROTTLED, StoreThrottled)])
-async def test_who_always_is_says_so_and_has_taken_nothing(
+async def test_endless_conflict_raises_and_takes_nothing(
     rig: BucketHarness, fault: str, raised: type[Exception]
 ) -> None:
     rig.set_faults(*[fault] * 6)
@@ -294,12 +294,12 @@ async def test_who_always_is_says_so_and_has_taken_nothing(
     assert (await rig.get_item(), rig.client.pending, len(rig.store.sent)) == (None, 0, 6)
 
 
-async def test_what_is_taken_is_not_below_zero(rig: BucketHarness) -> None:
+async def test_negative_take_is_rejected(rig: BucketHarness) -> None:
     with pytest.raises(ValueError, match="adjust"):
         await rig.client.acquire([rig.bucket], {"rpm": -1})
 
 
-async def test_who_is_beaten_every_time_is_refused_with_a_short_wait(rig: BucketHarness) -> None:
+async def test_take_losing_every_race_is_refused_with_short_wait(rig: BucketHarness) -> None:
     await rig.put_item({"rpm_tk": 1_000, "rf": NOW - 9_000})
     rig.set_faults(*[lambda: rig.add_concurrently(rf=1)] * 8)
     grant = await rig.client.acquire([rig.bucket], {"rpm": 2_000})

@@ -17,7 +17,7 @@ from tests.support.hard_budget_fleet import NAME, HardBudgetWorld, simulated_run
 
 
 @simulated_run(1000)
-async def test_the_first_call_makes_the_bucket_and_the_next_ask_nobody(world: HardBudgetWorld) -> None:
+async def test_first_call_creates_bucket_and_next_calls_read_nothing(world: HardBudgetWorld) -> None:
     await world.spend_elsewhere(300)
     async with open_process(world) as (purse, _, wire):
         calls = [asyncio.create_task(purse.reserve(5)) for _ in range(10)]
@@ -40,7 +40,7 @@ async def test_the_first_call_makes_the_bucket_and_the_next_ask_nobody(world: Ha
 
 
 @simulated_run(1000)
-async def test_no_more_than_a_share_is_taken_for_later(world: HardBudgetWorld) -> None:
+async def test_top_up_takes_at_most_one_share(world: HardBudgetWorld) -> None:
     async with open_process(world) as (purse, _, _wire):
         for _ in range(12):
             assert await reserve_after(world, purse, 2)
@@ -51,7 +51,7 @@ async def test_no_more_than_a_share_is_taken_for_later(world: HardBudgetWorld) -
 
 
 @simulated_run(100)
-async def test_a_dry_bucket_refuses_without_being_asked_again(world: HardBudgetWorld) -> None:
+async def test_empty_bucket_refuses_without_further_reads(world: HardBudgetWorld) -> None:
     async with open_process(world) as (purse, _, wire):
         first = await reserve_after(world, purse, 60)
         assert first is not None
@@ -75,7 +75,7 @@ async def test_a_dry_bucket_refuses_without_being_asked_again(world: HardBudgetW
 
 
 @simulated_run(100)
-async def test_leftovers_of_many_come_together(world: HardBudgetWorld) -> None:
+async def test_small_remainders_of_processes_are_pooled(world: HardBudgetWorld) -> None:
     async with open_processes(world, 2) as made:
         mine, theirs = (purses.get(NAME, 100, 1) for purses, _ in made)
         for purse in (mine, theirs):
@@ -90,7 +90,7 @@ async def test_leftovers_of_many_come_together(world: HardBudgetWorld) -> None:
 
 
 @simulated_run(1000)
-async def test_idle_money_goes_back(world: HardBudgetWorld) -> None:
+async def test_idle_lease_is_returned(world: HardBudgetWorld) -> None:
     async with open_process(world) as (purse, purses, _):
         held = await reserve_after(world, purse, 100)
         assert held is not None
@@ -106,7 +106,7 @@ async def test_idle_money_goes_back(world: HardBudgetWorld) -> None:
 
 
 @simulated_run(100_000)
-async def test_a_burst_does_not_keep_its_money_for_ever(world: HardBudgetWorld) -> None:
+async def test_lease_after_burst_is_returned(world: HardBudgetWorld) -> None:
     async with open_process(world) as (purse, purses, _):
         burst = [asyncio.create_task(purse.reserve(500)) for _ in range(190)]
         await settle()
@@ -126,7 +126,7 @@ async def test_a_burst_does_not_keep_its_money_for_ever(world: HardBudgetWorld) 
 
 
 @simulated_run(100)
-async def test_a_store_that_is_away_refuses_all_but_what_is_held(world: HardBudgetWorld) -> None:
+async def test_store_outage_refuses_all_but_leased_money(world: HardBudgetWorld) -> None:
     async with open_process(world) as (purse, _, wire):
         held = await reserve_after(world, purse, 30)
         assert held is not None
@@ -143,7 +143,7 @@ async def test_a_store_that_is_away_refuses_all_but_what_is_held(world: HardBudg
 
 
 @simulated_run(100)
-async def test_whatever_goes_wrong_nobody_tries_without_end(
+async def test_failing_top_up_is_not_retried_endlessly(
     world: HardBudgetWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object, **__: object) -> None:
@@ -158,7 +158,7 @@ async def test_whatever_goes_wrong_nobody_tries_without_end(
 
 
 @simulated_run(100)
-async def test_a_first_look_that_is_broken_off_is_taken_again(world: HardBudgetWorld) -> None:
+async def test_cancelled_first_read_is_repeated(world: HardBudgetWorld) -> None:
     async with open_processes(world, 2) as made:
         mine, theirs = (purses.get(NAME, 100, 1) for purses, _ in made)
         assert await reserve_after(world, mine, 10)
@@ -181,7 +181,7 @@ async def test_a_first_look_that_is_broken_off_is_taken_again(world: HardBudgetW
 
 
 @simulated_run(100)
-async def test_the_bucket_follows_the_newest_settings_once(world: HardBudgetWorld) -> None:
+async def test_bucket_follows_newest_settings_once(world: HardBudgetWorld) -> None:
     async with open_processes(world, 3) as made:
         old, new, newer = (purses.get(NAME, quota, version) for (purses, _), quota, version in
                            zip(made, (100, 300, 50), (1, 2, 3), strict=True))  # fmt: skip
@@ -206,7 +206,7 @@ async def test_the_bucket_follows_the_newest_settings_once(world: HardBudgetWorl
 
 
 @simulated_run(100)
-async def test_a_change_that_all_hear_of_at_once_is_made_once(world: HardBudgetWorld) -> None:
+async def test_quota_change_seen_by_all_is_applied_once(world: HardBudgetWorld) -> None:
     async with open_processes(world, 5) as made:
         for purses, _ in made:
             assert await reserve_after(world, purses.get(NAME, 100, 1), 1)
@@ -217,7 +217,7 @@ async def test_a_change_that_all_hear_of_at_once_is_made_once(world: HardBudgetW
 
 
 @simulated_run(1000)
-async def test_all_who_look_at_once_take_what_nobody_held_out_once(world: HardBudgetWorld) -> None:
+async def test_concurrent_first_reads_deduct_unleased_spend_once(world: HardBudgetWorld) -> None:
     async with open_processes(world, 5) as made:
         all_of_them = [purses.get(NAME, 1000, 1) for purses, _ in made]
         assert await reserve_after(world, all_of_them[0], 100)
@@ -229,7 +229,7 @@ async def test_all_who_look_at_once_take_what_nobody_held_out_once(world: HardBu
 
 
 @simulated_run(1000)
-async def test_the_first_call_sees_what_was_spent_while_nobody_looked(world: HardBudgetWorld) -> None:
+async def test_first_call_counts_spend_before_bucket_existed(world: HardBudgetWorld) -> None:
     """As when a budget was soft for a while."""
     async with open_processes(world, 2) as made:
         mine, theirs = (purses.get(NAME, 1000, 1) for purses, _ in made)
@@ -241,7 +241,7 @@ async def test_the_first_call_sees_what_was_spent_while_nobody_looked(world: Har
 
 
 @simulated_run(10_000)
-async def test_no_more_is_taken_for_later_than_there_still_is_a_share_of(world: HardBudgetWorld) -> None:
+async def test_top_up_is_bounded_by_remaining_share(world: HardBudgetWorld) -> None:
     """Whatever was there when this process last looked."""
     async with open_processes(world, 2) as made:
         mine, theirs = (purses.get(NAME, 10_000, 1) for purses, _ in made)
@@ -256,7 +256,7 @@ async def test_no_more_is_taken_for_later_than_there_still_is_a_share_of(world: 
 
 
 @simulated_run(1000)
-async def test_what_nobody_held_is_taken_out_by_one_for_all(world: HardBudgetWorld) -> None:
+async def test_unleased_spend_is_deducted_once_for_all(world: HardBudgetWorld) -> None:
     async with open_processes(world, 2) as made:
         mine, theirs = (purses.get(NAME, 1000, 1) for purses, _ in made)
         assert await reserve_after(world, mine, 10)
@@ -275,7 +275,7 @@ async def test_what_nobody_held_is_taken_out_by_one_for_all(world: HardBudgetWor
 
 
 @simulated_run(1000)
-async def test_a_bucket_that_is_lost_comes_back_with_what_is_held_taken_out(world: HardBudgetWorld) -> None:
+async def test_recreated_bucket_excludes_leased_money(world: HardBudgetWorld) -> None:
     async with open_process(world) as (purse, _, _wire):
         assert await reserve_after(world, purse, 400)
         del world.store.items[NAME.bucket_key]
@@ -285,7 +285,7 @@ async def test_a_bucket_that_is_lost_comes_back_with_what_is_held_taken_out(worl
 
 
 @simulated_run(1000)
-async def test_a_call_that_costs_more_than_its_worst_case_is_told_of_and_paid(
+async def test_call_above_cost_ceiling_is_logged_and_paid(
     world: HardBudgetWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_process(world) as (purse, _, _wire):
@@ -301,9 +301,7 @@ async def test_a_call_that_costs_more_than_its_worst_case_is_told_of_and_paid(
 
 
 @simulated_run(1000)
-async def test_a_disk_that_takes_no_name_lets_nothing_be_taken(
-    world: HardBudgetWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failing_lease_file_prevents_top_up(world: HardBudgetWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
@@ -318,7 +316,7 @@ async def test_a_disk_that_takes_no_name_lets_nothing_be_taken(
 
 
 @simulated_run(300_000)
-async def test_eight_at_full_speed_use_a_quota_up_with_few_writes(world: HardBudgetWorld) -> None:
+async def test_eight_processes_exhaust_quota_with_few_writes(world: HardBudgetWorld) -> None:
     chance, calls, spent = random.Random(7), 0, 0
     async with open_processes(world, 8) as made:
         purses = [each.get(NAME, world.quota, 1) for each, _ in made]

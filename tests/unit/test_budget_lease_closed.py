@@ -18,7 +18,7 @@ from tests.support.hard_budget_fleet import NAME, DelayedStoreLink, HardBudgetWo
 
 
 @simulated_run(1000)
-async def test_as_soon_as_it_hears_of_that_it_spends_nothing_more(world: HardBudgetWorld) -> None:
+async def test_closed_lease_spends_nothing_more(world: HardBudgetWorld) -> None:
     async with Tasks(world.clock) as tasks:
         store, folder = cast(Store, DelayedStoreLink(world)), world.folder / "own"
         folder.mkdir()

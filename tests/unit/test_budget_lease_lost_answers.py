@@ -23,7 +23,7 @@ from tests.support.lease_rows import HOLDER
 
 @pytest.mark.parametrize(("fault", "got"), [("lost", 60), ("away", 0)])
 @simulated_run(100)
-async def test_what_became_of_a_lost_taking_is_found_out(world: HardBudgetWorld, fault: str, got: int) -> None:
+async def test_lost_top_up_answer_is_resolved(world: HardBudgetWorld, fault: str, got: int) -> None:
     async with open_process(world) as (purse, _, wire):
         await purse.reconcile()
         assert world.bucket() is None  # that makes none
@@ -43,7 +43,7 @@ async def test_what_became_of_a_lost_taking_is_found_out(world: HardBudgetWorld,
 
 @pytest.mark.parametrize(("fault", "back"), [("lost", 60), ("away", 0)])
 @simulated_run(100)
-async def test_what_became_of_a_lost_giving_is_found_out(world: HardBudgetWorld, fault: str, back: int) -> None:
+async def test_lost_return_answer_is_resolved(world: HardBudgetWorld, fault: str, back: int) -> None:
     async with open_process(world) as (purse, purses, wire):
         held = await reserve_after(world, purse, 60)
         assert held is not None
@@ -60,7 +60,7 @@ async def test_what_became_of_a_lost_giving_is_found_out(world: HardBudgetWorld,
 
 
 @simulated_run(100)
-async def test_a_late_write_never_counts_after_the_next_one(world: HardBudgetWorld) -> None:
+async def test_late_write_never_counts_after_next_one(world: HardBudgetWorld) -> None:
     """A write whose client gave up long ago and wrote again."""
     async with open_process(world) as (purse, _, wire):
         purse.apply_quota(100, 2)
@@ -82,7 +82,7 @@ async def test_a_late_write_never_counts_after_the_next_one(world: HardBudgetWor
 
 @pytest.mark.parametrize("fault", ["lost", "late"])
 @simulated_run(100)
-async def test_what_a_lost_taking_took_goes_back_though_nobody_calls_again(world: HardBudgetWorld, fault: str) -> None:
+async def test_lost_top_up_is_returned_without_further_calls(world: HardBudgetWorld, fault: str) -> None:
     """Otherwise others would be refused until the period ends."""
     async with open_process(world) as (purse, purses, wire):
         purse.apply_quota(100, 2)
@@ -101,7 +101,7 @@ async def test_what_a_lost_taking_took_goes_back_though_nobody_calls_again(world
 
 
 @simulated_run(100)
-async def test_what_is_too_late_to_be_taken_is_made_sure_of_once(world: HardBudgetWorld) -> None:
+async def test_late_top_up_is_resolved_once(world: HardBudgetWorld) -> None:
     async with open_process(world) as (purse, purses, wire):
         purse.apply_quota(100, 2)
         await settle()
@@ -119,7 +119,7 @@ async def test_what_is_too_late_to_be_taken_is_made_sure_of_once(world: HardBudg
 
 
 @pytest.mark.parametrize("maybe_applied", [False, True])
-async def test_a_giving_that_was_refused_is_ours_again_only_where_it_can_no_longer_arrive(maybe_applied: bool) -> None:
+async def test_refused_return_regains_money_only_if_it_cannot_arrive_later(maybe_applied: bool) -> None:
     class Refusing:
         async def transact(self, writes: Sequence[Write]) -> None:
             reasons = [CancellationReason(ReasonCode.NONE), CancellationReason(ReasonCode.CONDITION_FAILED)]

@@ -41,7 +41,7 @@ async def two(tmp_path: Path, exact_store: Store, clock: ManualClock) -> AsyncIt
         yield made
 
 
-async def test_a_warm_decision_asks_the_store_nothing(one: BudgetSidecar, exact_store: Store) -> None:
+async def test_warm_decision_reads_nothing_from_store(one: BudgetSidecar, exact_store: Store) -> None:
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS)
     await one.decide(who)
@@ -54,7 +54,7 @@ async def test_a_warm_decision_asks_the_store_nothing(one: BudgetSidecar, exact_
     assert one.store.calls == []
 
 
-async def test_calls_that_come_at_once_ask_once(one: BudgetSidecar, exact_store: Store) -> None:
+async def test_concurrent_calls_share_one_read(one: BudgetSidecar, exact_store: Store) -> None:
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS)
     for decision in await asyncio.gather(*(one.decide(who) for _ in range(50))):
@@ -62,7 +62,7 @@ async def test_calls_that_come_at_once_ask_once(one: BudgetSidecar, exact_store:
     assert one.store.calls == ["get_many", "get_many", "get_many"]  # who it is, how it stands, what is spent
 
 
-async def test_local_spend_counts_at_once(one: BudgetSidecar, exact_store: Store) -> None:
+async def test_own_spend_counts_immediately(one: BudgetSidecar, exact_store: Store) -> None:
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS)
     assert await one.spend(who, 10 * USD - 1) == "premium"
@@ -71,7 +71,7 @@ async def test_local_spend_counts_at_once(one: BudgetSidecar, exact_store: Store
     assert (await one.decide(who)).label == "standard"
 
 
-async def test_who_spends_it_all_at_once_and_is_silent_then_is_looked_at(
+async def test_spend_reaching_quota_triggers_refresh_without_further_call(
     one: BudgetSidecar, exact_store: Store, clock: ManualClock
 ) -> None:
     who = new_caller()
@@ -88,7 +88,7 @@ async def test_who_spends_it_all_at_once_and_is_silent_then_is_looked_at(
 
 
 @pytest.mark.parametrize("is_due_later", [True, False])
-async def test_label_spent_beside_a_read_of_settings_moves_on_without_another_call(
+async def test_label_exhausted_during_settings_read_moves_on_without_another_call(
     one: BudgetSidecar, exact_store: Store, clock: ManualClock, is_due_later: bool
 ) -> None:
     """The read began before spend was due to be read, and ends after that: spend is read next without another call."""
@@ -116,7 +116,7 @@ async def test_label_spent_beside_a_read_of_settings_moves_on_without_another_ca
     assert one.budget_registry.refresher.active_label_moves == 1
 
 
-async def test_what_is_under_way_counts_as_expected_and_then_as_what_it_cost(
+async def test_calls_in_flight_count_as_expected_cost_then_as_actual_cost(
     one: BudgetSidecar, exact_store: Store
 ) -> None:
     who = new_caller()
@@ -135,7 +135,7 @@ async def test_what_is_under_way_counts_as_expected_and_then_as_what_it_cost(
     assert one.budget_registry.refresher.active_label_moves == 0  # for good it moves on only by what was spent
 
 
-async def test_what_others_spend_is_seen_and_all_move_on(
+async def test_spend_of_other_processes_moves_all_to_next_label(
     one: BudgetSidecar, two: BudgetSidecar, exact_store: Store
 ) -> None:
     who = new_caller()
@@ -155,7 +155,9 @@ async def test_what_others_spend_is_seen_and_all_move_on(
     assert two.budget_registry.refresher.active_label_moves == 0
 
 
-async def test_a_scope_that_wakes_up_is_not_blind(one: BudgetSidecar, two: BudgetSidecar, exact_store: Store) -> None:
+async def test_idle_scope_reads_spend_before_first_decision(
+    one: BudgetSidecar, two: BudgetSidecar, exact_store: Store
+) -> None:
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS)
     await two.decide(who)
@@ -165,9 +167,7 @@ async def test_a_scope_that_wakes_up_is_not_blind(one: BudgetSidecar, two: Budge
     assert (await two.decide(who)).label == "standard"  # it waits for the store, as what it knows is old
 
 
-async def test_everything_spent_is_refused_with_all_that_one_needs_to_know(
-    one: BudgetSidecar, exact_store: Store
-) -> None:
+async def test_exhausted_quota_is_refused_with_full_message(one: BudgetSidecar, exact_store: Store) -> None:
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS, timezone="Europe/Berlin")
     for label, usd in QUOTAS.items():
@@ -180,7 +180,7 @@ async def test_everything_spent_is_refused_with_all_that_one_needs_to_know(
     )
 
 
-async def test_a_new_day_begins_with_nothing_spent(one: BudgetSidecar, exact_store: Store) -> None:
+async def test_new_day_starts_with_zero_spend(one: BudgetSidecar, exact_store: Store) -> None:
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS, timezone="America/New_York")
     await one.spend(who, 10 * USD)
@@ -191,7 +191,7 @@ async def test_a_new_day_begins_with_nothing_spent(one: BudgetSidecar, exact_sto
     assert (await one.decide(who)) == ("premium", Mode.NORMAL, 0, None)
 
 
-async def test_a_call_counts_on_the_day_on_which_it_began(one: BudgetSidecar, exact_store: Store) -> None:
+async def test_call_is_charged_to_day_it_started(one: BudgetSidecar, exact_store: Store) -> None:
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS)
     _, number = await one.begin(who)
@@ -204,7 +204,7 @@ async def test_a_call_counts_on_the_day_on_which_it_began(one: BudgetSidecar, ex
 
 
 @pytest.mark.parametrize(("period", "key"), [("week", "WEEK#2026-W47"), ("month", "MONTH#202611")])
-async def test_longer_periods_have_counters_of_their_own(
+async def test_longer_periods_have_their_own_counters(
     one: BudgetSidecar, exact_store: Store, period: str, key: str
 ) -> None:
     who = new_caller()
@@ -218,7 +218,7 @@ async def test_longer_periods_have_counters_of_their_own(
     assert periods == {"DAY#20261118", "DAY#20261119", key}
 
 
-async def test_an_org_wide_budget_is_one_for_all_apps(one: BudgetSidecar, exact_store: Store) -> None:
+async def test_org_wide_budget_is_shared_by_all_apps(one: BudgetSidecar, exact_store: Store) -> None:
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS, quota_scope="ORG")
     await one.spend(who, 10 * USD)
@@ -230,7 +230,7 @@ async def test_an_org_wide_budget_is_one_for_all_apps(one: BudgetSidecar, exact_
     }
 
 
-async def test_an_app_has_what_it_says_itself_and_else_what_its_org_has(one: BudgetSidecar, exact_store: Store) -> None:
+async def test_app_settings_override_org_settings(one: BudgetSidecar, exact_store: Store) -> None:
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS)
     await put_item(exact_store, schema.app_config_key(who.org, "web"), model_ordering=["economy"])
@@ -245,13 +245,13 @@ async def test_an_app_has_what_it_says_itself_and_else_what_its_org_has(one: Bud
         await one.decide(new_caller(None, other), "economy")
 
 
-async def test_without_a_chain_every_label_is_served_as_it_is(one: BudgetSidecar) -> None:
+async def test_org_without_chain_serves_requested_labels(one: BudgetSidecar) -> None:
     who = new_caller()
     await one.spend(who, 1000 * USD)
     assert (await one.decide(who)) == ("premium", Mode.NORMAL, None, None)
 
 
-async def test_bodies_for_one_kind_of_model_stay_with_it(one: BudgetSidecar, exact_store: Store) -> None:
+async def test_model_specific_body_keeps_to_compatible_labels(one: BudgetSidecar, exact_store: Store) -> None:
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS)
     await one.spend(who, 10 * USD)
@@ -262,7 +262,7 @@ async def test_bodies_for_one_kind_of_model_stay_with_it(one: BudgetSidecar, exa
         await one.decide(who, is_specific=True)
 
 
-async def test_in_shadow_nothing_changes_and_all_is_told(one: BudgetSidecar, exact_store: Store) -> None:
+async def test_shadow_mode_changes_nothing_and_reports_everything(one: BudgetSidecar, exact_store: Store) -> None:
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS, enforcement="shadow")
     await one.spend(who, 10 * USD)
@@ -284,9 +284,7 @@ async def look(one: BudgetSidecar, who: object) -> None:
     await one.wait_for_refresh()
 
 
-async def test_raised_quotas_do_not_bring_a_label_back_but_an_override_does(
-    one: BudgetSidecar, exact_store: Store
-) -> None:
+async def test_raised_quota_does_not_restore_label_but_override_does(one: BudgetSidecar, exact_store: Store) -> None:
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS)
     await one.spend(who, 10 * USD)
@@ -304,7 +302,7 @@ async def test_raised_quotas_do_not_bring_a_label_back_but_an_override_does(
     assert (await one.decide(who)).label == "standard"
 
 
-async def test_an_override_may_also_go_down_and_is_cleared(one: BudgetSidecar, exact_store: Store) -> None:
+async def test_override_may_move_down_and_be_cleared(one: BudgetSidecar, exact_store: Store) -> None:
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS)
     await one.decide(who)
@@ -317,7 +315,7 @@ async def test_an_override_may_also_go_down_and_is_cleared(one: BudgetSidecar, e
     assert (await one.decide(who)).label == "premium"
 
 
-async def test_without_sticky_fallback_the_quotas_alone_decide(one: BudgetSidecar, exact_store: Store) -> None:
+async def test_non_sticky_fallback_follows_quotas_alone(one: BudgetSidecar, exact_store: Store) -> None:
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS, sticky_fallback_enabled=False)
     await one.spend(who, 10 * USD)
@@ -327,7 +325,7 @@ async def test_without_sticky_fallback_the_quotas_alone_decide(one: BudgetSideca
     assert (await one.decide(who)).label == "premium"
 
 
-async def test_a_new_ordering_keeps_the_active_label_by_its_name(one: BudgetSidecar, exact_store: Store) -> None:
+async def test_new_ordering_keeps_active_label_by_name(one: BudgetSidecar, exact_store: Store) -> None:
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS, version=1)
     await one.spend(who, 10 * USD)
@@ -340,7 +338,7 @@ async def test_a_new_ordering_keeps_the_active_label_by_its_name(one: BudgetSide
     assert (await one.decide(who, "premium")).label == "premium"  # behind the active one by now
 
 
-async def test_while_the_store_is_away_what_is_known_holds_and_is_stale(
+async def test_store_outage_keeps_budget_as_stale(
     one: BudgetSidecar, exact_store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     who = new_caller()
@@ -357,9 +355,7 @@ async def test_while_the_store_is_away_what_is_known_holds_and_is_stale(
     assert not (await one.caller_day(who)).budget.is_stale
 
 
-async def test_an_org_never_seen_has_the_defaults_until_the_store_is_back(
-    one: BudgetSidecar, exact_store: Store
-) -> None:
+async def test_unknown_org_has_defaults_until_store_returns(one: BudgetSidecar, exact_store: Store) -> None:
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS | {"premium": 0})
     one.store.is_away = True
@@ -373,9 +369,7 @@ async def test_an_org_never_seen_has_the_defaults_until_the_store_is_back(
     assert (await one.decide(who)).label == "standard"
 
 
-async def test_yesterdays_budget_holds_for_a_new_day_while_the_store_is_away(
-    one: BudgetSidecar, exact_store: Store
-) -> None:
+async def test_store_outage_on_new_day_keeps_budget_of_yesterday(one: BudgetSidecar, exact_store: Store) -> None:
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS)
     await one.decide(who)
@@ -385,7 +379,7 @@ async def test_yesterdays_budget_holds_for_a_new_day_while_the_store_is_away(
     assert (await one.decide(who)).label == "standard"
 
 
-async def test_an_orgs_new_zone_and_scope_hold_from_its_next_day(one: BudgetSidecar, exact_store: Store) -> None:
+async def test_new_zone_and_scope_of_org_apply_from_next_day(one: BudgetSidecar, exact_store: Store) -> None:
     who = new_caller()
     await put_item(exact_store, schema.org_config_key(who.org), timezone="UTC")
     before = (await one.caller_day(who)).get_charged_counters("premium")
@@ -402,7 +396,7 @@ async def test_an_orgs_new_zone_and_scope_hold_from_its_next_day(one: BudgetSide
     ] * 2  # where it is the 19th since noon
 
 
-async def test_a_day_that_comes_twice_by_another_zone_is_one_budget(one: BudgetSidecar, exact_store: Store) -> None:
+async def test_day_repeated_by_zone_change_keeps_one_budget(one: BudgetSidecar, exact_store: Store) -> None:
     """Further west it is still the 18th."""
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS, timezone="Asia/Tokyo")
@@ -424,7 +418,7 @@ async def test_a_day_that_comes_twice_by_another_zone_is_one_budget(one: BudgetS
     assert payer.end == datetime(2026, 11, 19, 5, tzinfo=UTC).timestamp()
 
 
-async def test_what_was_left_unflushed_counts_from_the_start(one: BudgetSidecar, exact_store: Store) -> None:
+async def test_unflushed_spend_of_former_run_counts_from_start(one: BudgetSidecar, exact_store: Store) -> None:
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS)
     await one.spend(who, 10 * USD)
@@ -437,7 +431,7 @@ async def test_what_was_left_unflushed_counts_from_the_start(one: BudgetSidecar,
     assert standing.get_tracker("premium").spent == 10 * USD
 
 
-async def test_a_change_of_what_serves_is_logged_once(
+async def test_decision_change_is_logged_once(
     one: BudgetSidecar, exact_store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     who = new_caller()

@@ -45,9 +45,7 @@ async def look(one: BudgetSidecar, who: Caller, seconds: float = limits.SETTINGS
     await one.wait_for_refresh()
 
 
-async def test_who_is_met_while_the_store_is_away_is_known_rightly_later(
-    one: BudgetSidecar, two: BudgetSidecar
-) -> None:
+async def test_caller_first_seen_during_outage_is_correct_later(one: BudgetSidecar, two: BudgetSidecar) -> None:
     who = new_caller()
     await put_budget(one.store._store, who.org, QUOTAS, agg_shard_count=64)
     one.store.is_away = True
@@ -60,7 +58,7 @@ async def test_who_is_met_while_the_store_is_away_is_known_rightly_later(
     assert (await one.decide(who)).label == "economy"
 
 
-async def test_with_refuse_nobody_is_served_of_whom_nothing_is_known(tmp_path: Path, exact_store: Store) -> None:
+async def test_refuse_policy_refuses_callers_without_known_budget(tmp_path: Path, exact_store: Store) -> None:
     """Not even before the first flush has failed: by then a call may have cost more than a hard budget has."""
     known, met = new_caller(), new_caller()
     async with open_budget_sidecar(tmp_path / "three", exact_store, ManualClock(), on_store_down="refuse") as one:
@@ -77,7 +75,9 @@ async def test_with_refuse_nobody_is_served_of_whom_nothing_is_known(tmp_path: P
         assert (await one.decide(met)).label == "premium"
 
 
-async def test_who_is_met_while_settings_cannot_be_read_pays_as_they_say_with_the_next_call(one: BudgetSidecar) -> None:
+async def test_caller_first_seen_with_unreadable_settings_is_charged_correctly_from_next_call(
+    one: BudgetSidecar,
+) -> None:
     """However seldom it calls: each of its calls finds what is known too old, and waits for a look."""
     who = new_caller()
     more: dict[str, Any] = {"quota_scope": "ORG", "agg_shard_count": 16}
@@ -98,7 +98,7 @@ async def test_who_is_met_while_settings_cannot_be_read_pays_as_they_say_with_th
     assert counter == Counter(f"ORG#{who.org}", "premium", DAY, 16)
 
 
-async def test_who_is_met_by_the_defaults_is_told_of_rightly_with_the_first_look_that_somebody_asks_for(
+async def test_caller_first_seen_with_defaults_is_corrected_by_first_requested_refresh(
     one: BudgetSidecar,
 ) -> None:
     who = new_caller()
@@ -112,9 +112,7 @@ async def test_who_is_met_by_the_defaults_is_told_of_rightly_with_the_first_look
     assert not standing.is_stale
 
 
-async def test_what_is_read_while_an_org_turns_out_to_have_more_shards_is_not_taken_for_all(
-    one: BudgetSidecar, two: BudgetSidecar
-) -> None:
+async def test_read_with_outdated_shard_count_is_not_used(one: BudgetSidecar, two: BudgetSidecar) -> None:
     """A caller first seen during that read does not use it."""
     who = new_caller()
     await one.decide(who)
@@ -146,7 +144,7 @@ async def test_what_is_read_while_an_org_turns_out_to_have_more_shards_is_not_ta
     assert payer.budget.get_tracker("premium").spent == 30 * USD
 
 
-async def test_the_first_put_of_an_org_holds_as_soon_as_it_is_read(one: BudgetSidecar) -> None:
+async def test_first_put_of_org_applies_as_soon_as_read(one: BudgetSidecar) -> None:
     web, batch = new_caller(), new_caller()
     batch = new_caller("batch", web.org)
     for who in (web, batch):
@@ -163,7 +161,7 @@ async def test_the_first_put_of_an_org_holds_as_soon_as_it_is_read(one: BudgetSi
     assert counter == Counter(f"ORG#{web.org}", "premium", DAY, 16)
 
 
-async def test_a_look_does_not_wait_for_a_flush_that_hangs(one: BudgetSidecar, two: BudgetSidecar) -> None:
+async def test_refresh_does_not_wait_for_hanging_flush(one: BudgetSidecar, two: BudgetSidecar) -> None:
     who, gate = new_caller(), asyncio.Event()
     await put_budget(one.store._store, who.org, QUOTAS)
     await two.spend(who, 10 * USD)
@@ -183,7 +181,7 @@ async def test_a_look_does_not_wait_for_a_flush_that_hangs(one: BudgetSidecar, t
     await flush
 
 
-async def test_looks_of_many_scopes_do_not_wait_for_each_other(one: BudgetSidecar) -> None:
+async def test_refreshes_of_many_scopes_run_concurrently(one: BudgetSidecar) -> None:
     under_way: list[int] = []
 
     async def counts(verb: str) -> None:
@@ -199,7 +197,7 @@ async def test_looks_of_many_scopes_do_not_wait_for_each_other(one: BudgetSideca
     assert max(under_way) > 15
 
 
-async def test_a_total_from_the_future_is_not_believed(one: BudgetSidecar, two: BudgetSidecar) -> None:
+async def test_total_with_future_stamp_is_ignored(one: BudgetSidecar, two: BudgetSidecar) -> None:
     who = new_caller()
     await put_budget(one.store._store, who.org, {"premium": 10}, sticky_fallback_enabled=False)
     await one.decide(who)
@@ -215,7 +213,7 @@ async def test_a_total_from_the_future_is_not_believed(one: BudgetSidecar, two: 
         await one.decide(who)
 
 
-async def test_clock_that_is_set_right_neither_hides_own_spend_nor_counts_it_twice(one: BudgetSidecar) -> None:
+async def test_corrected_clock_neither_hides_own_spend_nor_counts_it_twice(one: BudgetSidecar) -> None:
     """By the hour that it was behind, what was flushed then seemed to be older than a total that did not have it."""
     who, right = new_caller(), one.clock.now()
     await put_budget(one.store._store, who.org, {"premium": 1000})
@@ -239,7 +237,7 @@ async def test_clock_that_is_set_right_neither_hides_own_spend_nor_counts_it_twi
     assert (await one.caller_day(who)).budget.get_tracker("premium").spent == 6 * USD
 
 
-async def test_what_the_store_will_never_take_was_spent_all_the_same(one: BudgetSidecar) -> None:
+async def test_rejected_segment_still_counts_as_spend(one: BudgetSidecar) -> None:
     who = new_caller()
     await put_budget(one.store._store, who.org, QUOTAS)
     await one.spend(who, 10 * USD)
@@ -259,7 +257,7 @@ async def test_what_the_store_will_never_take_was_spent_all_the_same(one: Budget
     assert (await one.decide(who)).label == "standard"
 
 
-async def test_an_override_ends_by_its_own_time_though_the_store_is_away(one: BudgetSidecar) -> None:
+async def test_override_expires_during_store_outage(one: BudgetSidecar) -> None:
     who = new_caller()
     await put_budget(one.store._store, who.org, QUOTAS)
     await one.decide(who)
@@ -280,7 +278,7 @@ async def test_an_override_ends_by_its_own_time_though_the_store_is_away(one: Bu
 
 
 @pytest.mark.parametrize("when", ["new", "known"])
-async def test_a_fault_of_whatever_kind_leaves_a_standing_and_is_told(
+async def test_unexpected_error_keeps_budget_state_and_is_logged(
     one: BudgetSidecar, caplog: pytest.LogCaptureFixture, when: str
 ) -> None:
     who = new_caller()
@@ -302,7 +300,7 @@ async def test_a_fault_of_whatever_kind_leaves_a_standing_and_is_told(
     assert "a bug" not in caplog.text
 
 
-async def test_shadow_refuses_nothing_at_all(one: BudgetSidecar) -> None:
+async def test_shadow_mode_never_refuses(one: BudgetSidecar) -> None:
     who = new_caller()
     await put_budget(one.store._store, who.org, {"premium": 0}, enforcement="shadow")
     assert await one.decide(who) == ("premium", Mode.EXCEEDED, 100, "")
@@ -312,7 +310,7 @@ async def test_shadow_refuses_nothing_at_all(one: BudgetSidecar) -> None:
     assert standing.decide_without_fallback("unlabelled.x") == ("unlabelled.x", Mode.NORMAL, None, "")
 
 
-async def test_with_a_chain_nothing_is_spent_outside_of_it(one: BudgetSidecar) -> None:
+async def test_label_outside_chain_is_refused(one: BudgetSidecar) -> None:
     who = new_caller()
     await put_budget(one.store._store, who.org, {"premium": 10})
     standing = (await one.caller_day(who)).budget
@@ -321,7 +319,7 @@ async def test_with_a_chain_nothing_is_spent_outside_of_it(one: BudgetSidecar) -
             standing.decide_without_fallback(label)
 
 
-def test_flush_of_what_was_recorded_before_the_quota_was_known_is_own_spend() -> None:
+def test_flush_recorded_before_quota_was_known_is_own_spend() -> None:
     known = budget_state.SpendTracker()
     known.on_call_ended(0, 3)
     known.add_sent(10)
@@ -331,14 +329,14 @@ def test_flush_of_what_was_recorded_before_the_quota_was_known_is_own_spend() ->
     assert known.spent == 10
 
 
-async def test_labels_without_a_quota_are_not_kept(one: BudgetSidecar) -> None:
+async def test_labels_without_quota_have_no_tracker(one: BudgetSidecar) -> None:
     who = new_caller()
     for number in range(50):
         (await one.caller_day(who)).get_charged_counters(f"unlabelled.{number}")
     assert (await one.caller_day(who)).budget._trackers == {}
 
 
-async def test_standings_of_days_that_are_over_are_let_go(one: BudgetSidecar) -> None:
+async def test_budget_states_of_past_days_are_evicted(one: BudgetSidecar) -> None:
     who = new_caller()
     await put_budget(one.store._store, who.org, QUOTAS)
     for _ in range(5):
@@ -348,9 +346,7 @@ async def test_standings_of_days_that_are_over_are_let_go(one: BudgetSidecar) ->
     assert len(one.budget_registry._refresh_states) <= 2
 
 
-async def test_one_call_waits_for_a_store_that_hangs_and_the_others_go_on(
-    one: BudgetSidecar, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hanging_store_delays_one_call_only(one: BudgetSidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget_registry, "LOAD_TIMEOUT_SECONDS", 0.05)
     who, gate = new_caller(), asyncio.Event()
 
@@ -369,7 +365,7 @@ async def test_one_call_waits_for_a_store_that_hangs_and_the_others_go_on(
     await one.wait_for_refresh()
 
 
-async def test_after_one_failed_look_what_is_known_grows_old_again(one: BudgetSidecar, two: BudgetSidecar) -> None:
+async def test_budget_after_failed_refresh_becomes_stale_again(one: BudgetSidecar, two: BudgetSidecar) -> None:
     who = new_caller()
     await put_budget(one.store._store, who.org, QUOTAS)
     await one.decide(who)
@@ -383,7 +379,7 @@ async def test_after_one_failed_look_what_is_known_grows_old_again(one: BudgetSi
     assert (await one.decide(who)).label == "standard"
 
 
-async def test_what_is_only_under_way_changes_nothing_in_the_log(
+async def test_calls_in_flight_alone_log_no_decision_change(
     one: BudgetSidecar, caplog: pytest.LogCaptureFixture
 ) -> None:
     who = new_caller()
@@ -396,7 +392,7 @@ async def test_what_is_only_under_way_changes_nothing_in_the_log(
     assert "decision changed" not in caplog.text
 
 
-async def test_items_that_a_person_wrote_with_other_kinds_of_values_keep_their_budget(one: BudgetSidecar) -> None:
+async def test_hand_written_items_of_other_types_keep_their_budget(one: BudgetSidecar) -> None:
     """As far as an engine can hold them; what cannot be used is passed over."""
     who = new_caller()
     await put_budget(one.store._store, who.org, {"premium": 0}, tags=["a", "b"], notes={"x": ""})
@@ -404,7 +400,7 @@ async def test_items_that_a_person_wrote_with_other_kinds_of_values_keep_their_b
         await one.decide(who)
 
 
-async def test_nobody_moves_on_who_does_not_know_the_newest_ordering(one: BudgetSidecar) -> None:
+async def test_process_without_newest_ordering_moves_no_label(one: BudgetSidecar) -> None:
     who = new_caller()
     await put_budget(one.store._store, who.org, QUOTAS, version=1)
     key = schema.sticky_state_key(Scope(who.org, "web"), DAY)

@@ -39,7 +39,7 @@ async def _turns_over(one: BudgetSidecar, zone: str) -> None:
     assert (await one.decide(who)).label == "standard", zone
 
 
-async def test_every_zone(tmp_path: Path) -> None:
+async def test_day_ends_at_midnight_in_every_zone(tmp_path: Path) -> None:
     clock = ManualClock()
     store = await SqliteStore(tmp_path / "store.db", clock.now).open()
     async with open_budget_sidecar(tmp_path / "journal", store, clock) as one:

@@ -84,7 +84,7 @@ async def following(
         yield two
 
 
-async def test_the_chain_goes_on_where_it_was(one: BudgetSidecar, tmp_path: Path) -> None:
+async def test_snapshot_after_restart_continues_fallback_chain(one: BudgetSidecar, tmp_path: Path) -> None:
     who = new_caller()
     await put_budget(one.store._store, who.org, QUOTAS)
     await one.spend(who, 10 * USD)
@@ -103,7 +103,7 @@ async def test_the_chain_goes_on_where_it_was(one: BudgetSidecar, tmp_path: Path
         assert (await two.decide(who)).label == "economy"
 
 
-async def test_a_hard_budget_is_known_to_be_hard(one: BudgetSidecar, tmp_path: Path) -> None:
+async def test_snapshot_keeps_hard_enforcement(one: BudgetSidecar, tmp_path: Path) -> None:
     who = new_caller()
     await put_budget(one.store._store, who.org, QUOTAS)
     await put_item(one.store._store, schema.app_config_key(who.org, "web"), enforcement="hard", version=3)
@@ -117,7 +117,7 @@ async def test_a_hard_budget_is_known_to_be_hard(one: BudgetSidecar, tmp_path: P
         )
 
 
-async def test_one_budget_for_all_apps_is_the_orgs_also_for_one_never_met(one: BudgetSidecar, tmp_path: Path) -> None:
+async def test_snapshot_of_org_wide_budget_covers_unseen_apps(one: BudgetSidecar, tmp_path: Path) -> None:
     who = new_caller()
     await put_budget(one.store._store, who.org, QUOTAS, quota_scope="ORG", agg_shard_count=16, timezone="Asia/Tokyo")
     await one.decide(who)
@@ -130,7 +130,7 @@ async def test_one_budget_for_all_apps_is_the_orgs_also_for_one_never_met(one: B
         assert (await two.caller_day(who)).budget.get_tracker("premium").spent == 8 * USD
 
 
-async def test_of_an_app_that_was_never_met_only_the_calendar_is_known(one: BudgetSidecar, tmp_path: Path) -> None:
+async def test_snapshot_of_org_gives_unseen_app_only_its_calendar(one: BudgetSidecar, tmp_path: Path) -> None:
     """As by a process that runs: its own settings may allow it more than the org's do."""
     who = new_caller()
     await put_budget(one.store._store, who.org, {"premium": 0}, period="month", agg_shard_count=16)
@@ -145,9 +145,7 @@ async def test_of_an_app_that_was_never_met_only_the_calendar_is_known(one: Budg
             assert (plan.period, plan.shards, dict(plan.quotas)) == (Period.MONTH, 16, {})
 
 
-async def test_an_org_that_nobody_put_and_one_that_was_never_met_have_no_budget(
-    one: BudgetSidecar, tmp_path: Path
-) -> None:
+async def test_snapshot_without_entry_gives_no_budget(one: BudgetSidecar, tmp_path: Path) -> None:
     who = new_caller()
     await one.decide(who)
     async with following(one, tmp_path) as two:
@@ -155,7 +153,7 @@ async def test_an_org_that_nobody_put_and_one_that_was_never_met_have_no_budget(
             assert dict((await two.caller_day(each)).budget.settings.quotas) == {}
 
 
-async def test_an_override_stays_in_force_until_its_end(one: BudgetSidecar, tmp_path: Path) -> None:
+async def test_snapshot_keeps_override_until_its_end_without_its_reason(one: BudgetSidecar, tmp_path: Path) -> None:
     who = new_caller()
     await put_budget(one.store._store, who.org, QUOTAS)
     scope, today = Scope(who.org, "web"), find_span(Period.DAY, one.clock.now(), load_zone("UTC"))
@@ -173,7 +171,7 @@ async def test_an_override_stays_in_force_until_its_end(one: BudgetSidecar, tmp_
         assert (await two.decide(who)).label == "premium"
 
 
-async def test_what_was_spent_in_another_period_is_none_of_this_one(one: BudgetSidecar, tmp_path: Path) -> None:
+async def test_snapshot_of_other_period_has_no_spend_in_this_one(one: BudgetSidecar, tmp_path: Path) -> None:
     who = new_caller()
     await put_budget(one.store._store, who.org, QUOTAS)
     await one.spend(who, 10 * USD)
@@ -188,9 +186,7 @@ async def test_what_was_spent_in_another_period_is_none_of_this_one(one: BudgetS
         )
 
 
-async def test_a_call_of_yesterday_that_ends_today_leaves_what_was_noted_today(
-    one: BudgetSidecar, tmp_path: Path
-) -> None:
+async def test_call_of_yesterday_ending_today_keeps_snapshot_of_today(one: BudgetSidecar, tmp_path: Path) -> None:
     who = new_caller()
     await put_budget(one.store._store, who.org, QUOTAS)
     _, number = await one.begin(who)
@@ -205,7 +201,7 @@ async def test_a_call_of_yesterday_that_ends_today_leaves_what_was_noted_today(
         assert (standing.span.key, standing.get_tracker("premium").spent) == (KIRITIMATI_DAY, 10 * USD)
 
 
-async def test_a_store_that_answers_is_believed_and_nothing_noted(one: BudgetSidecar, tmp_path: Path) -> None:
+async def test_answering_store_wins_over_snapshot(one: BudgetSidecar, tmp_path: Path) -> None:
     who, store = new_caller(), one.store._store
     await put_budget(store, who.org, QUOTAS)
     await one.spend(who, 10 * USD)  # and its journal is lost
@@ -222,7 +218,7 @@ async def test_a_store_that_answers_is_believed_and_nothing_noted(one: BudgetSid
         assert standing.get_tracker("standard").spent == 0
 
 
-async def test_when_the_store_is_back_its_word_holds(one: BudgetSidecar, tmp_path: Path) -> None:
+async def test_returning_store_replaces_snapshot(one: BudgetSidecar, tmp_path: Path) -> None:
     who, store = new_caller(), one.store._store
     await put_budget(store, who.org, QUOTAS)
     await one.spend(who, 10 * USD)
@@ -242,7 +238,7 @@ async def test_when_the_store_is_back_its_word_holds(one: BudgetSidecar, tmp_pat
         assert dict(standing.settings.quotas) == {"standard": 7 * USD}
 
 
-async def test_a_store_that_says_nothing_is_waited_for_no_longer_than_ever(
+async def test_silent_store_is_awaited_no_longer_than_without_snapshot(
     one: BudgetSidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     who, gate = new_caller(), asyncio.Event()
@@ -262,7 +258,7 @@ async def test_a_store_that_says_nothing_is_waited_for_no_longer_than_ever(
         assert not (await two.caller_day(who)).budget.is_stale
 
 
-async def test_with_refuse_what_is_noted_lets_nobody_in(one: BudgetSidecar, tmp_path: Path) -> None:
+async def test_refuse_policy_ignores_snapshot(one: BudgetSidecar, tmp_path: Path) -> None:
     who = new_caller()
     await put_budget(one.store._store, who.org, QUOTAS)
     await one.decide(who)
@@ -271,9 +267,7 @@ async def test_with_refuse_what_is_noted_lets_nobody_in(one: BudgetSidecar, tmp_
             await two.decide(who)
 
 
-async def test_a_look_that_failed_leaves_what_was_noted_for_the_next_process(
-    one: BudgetSidecar, tmp_path: Path
-) -> None:
+async def test_failed_refresh_keeps_snapshot_for_next_process(one: BudgetSidecar, tmp_path: Path) -> None:
     who = new_caller()
     await put_budget(one.store._store, who.org, QUOTAS)
     await one.spend(who, 10 * USD)
@@ -287,7 +281,7 @@ async def test_a_look_that_failed_leaves_what_was_noted_for_the_next_process(
             assert (await three.caller_day(who)).budget.get_tracker("premium").spent == 10 * USD
 
 
-async def test_limits_hold_too(exact_store: Store, clock: ManualClock) -> None:
+async def test_snapshot_keeps_rate_limits(exact_store: Store, clock: ManualClock) -> None:
     who, notes = new_caller(), BudgetSnapshot(clock.now)
     await put_item(exact_store, schema.org_config_key(who.org), limits={"rpm": 60})
     await put_item(exact_store, schema.app_config_key(who.org, "web"), limits={"rpm": 6}, version=4)
@@ -351,7 +345,7 @@ async def test_slow_read_of_one_worker_does_not_undo_newer_settings_of_another(
     flushed=st.integers(0, 12),
     after=st.lists(st.integers(0, 10**14), max_size=6),
 )
-def test_what_is_recalled_is_never_less_than_was_known_nor_more_than_was_spent(
+def test_restored_spend_is_between_known_and_actual(
     stored: int, before: list[int], flushed: int, after: list[int]
 ) -> None:
     """Calls, a note, more calls and flushes of some of all these in order, then a death: the journal has the rest."""
@@ -371,9 +365,7 @@ def test_what_is_recalled_is_never_less_than_was_known_nor_more_than_was_spent(
 
 
 @pytest.mark.parametrize("worker", [0, 1])
-async def test_note_of_another_worker_or_an_older_version_counts_nothing_of_ours_twice(
-    one: BudgetSidecar, worker: int
-) -> None:
+async def test_snapshot_of_other_worker_or_older_version_counts_nothing_twice(one: BudgetSidecar, worker: int) -> None:
     """What a flush of ours without an answer brought to the store, another worker may have seen there."""
     who = new_caller()
     await put_budget(one.store._store, who.org, QUOTAS)
@@ -393,7 +385,7 @@ async def test_note_of_another_worker_or_an_older_version_counts_nothing_of_ours
     assert older.find_budget(scope, DAY) == found._replace(is_own=False)
 
 
-async def test_whom_another_worker_has_met_since_the_start_is_known_too(one: BudgetSidecar, tmp_path: Path) -> None:
+async def test_scope_seen_by_another_worker_since_start_is_known(one: BudgetSidecar, tmp_path: Path) -> None:
     who, other = new_caller(), new_caller()
     for each in (who, other):
         await put_budget(one.store._store, each.org, QUOTAS)
@@ -439,7 +431,7 @@ async def test_budget_that_became_hard_for_another_worker_is_hard_for_a_caller_n
 # What is kept, and how much of it.
 
 
-async def test_nothing_else_of_an_item_is_noted(one: BudgetSidecar) -> None:
+async def test_snapshot_holds_no_other_attributes(one: BudgetSidecar) -> None:
     who = new_caller()
     more: dict[str, Any] = {"org_name": "Marked name", "credentials": {"secret_hash": "marked-hash"}, "other": "marked"}
     await put_budget(one.store._store, who.org, QUOTAS, **more)
@@ -458,7 +450,7 @@ def put(notes: BudgetSnapshot, number: int, size: int = 0) -> Scope:
     return scope
 
 
-def test_the_ones_confirmed_longest_ago_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_snapshot_evicts_least_recently_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noted, "MAX_RECORDS", 10)
     notes = BudgetSnapshot(lambda: 5.0)
     scopes = [put(notes, number) for number in range(10)]
@@ -470,7 +462,7 @@ def test_the_ones_confirmed_longest_ago_make_room(monkeypatch: pytest.MonkeyPatc
     assert len(passed_on(notes).export_lines()) == 10
 
 
-def test_so_many_bytes_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_size_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noted, "MAX_SNAPSHOT_BYTES", 10_000)
     notes = BudgetSnapshot(lambda: 5.0)
     for number in range(100):
@@ -479,7 +471,7 @@ def test_so_many_bytes_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 10 < len(notes.export_lines()) < 30
 
 
-async def test_sums_make_room_before_settings_do(
+async def test_full_snapshot_evicts_spend_before_settings(
     one: BudgetSidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else what was spent by many apps would have it forgotten that their budgets are hard."""
@@ -500,7 +492,7 @@ async def test_sums_make_room_before_settings_do(
         assert known == [0] * 9 + [2 * USD] * 3
 
 
-def test_one_that_is_too_large_is_none_and_the_one_before_it_neither() -> None:
+def test_oversized_settings_are_dropped_with_former_ones() -> None:
     notes = BudgetSnapshot(lambda: 5.0)
     scope = put(notes, 1)
     put(notes, 1, noted.MAX_RECORD_BYTES)
@@ -508,7 +500,7 @@ def test_one_that_is_too_large_is_none_and_the_one_before_it_neither() -> None:
     assert (notes.export_lines(), notes._size) == ([], 0)
 
 
-def test_the_newest_of_several_holds() -> None:
+def test_merged_snapshots_keep_newest_entry() -> None:
     now = [10.0]
     first, second = BudgetSnapshot(lambda: now[0]), BudgetSnapshot(lambda: now[0])
     one, other = put(first, 1), put(second, 2)
@@ -521,7 +513,7 @@ def test_the_newest_of_several_holds() -> None:
         assert (merged.find_settings(one), merged.find_settings(other)) == ({"version": 2}, {"version": 3})
 
 
-def test_of_concurrent_reads_the_higher_version_is_kept() -> None:
+def test_concurrent_reads_keep_higher_version() -> None:
     notes, scope = BudgetSnapshot(lambda: 5.0), new_scope()
     earlier, later = notes.start_read(), notes.start_read()
     notes.record_settings(scope, {"version": 2}, later)
@@ -548,7 +540,7 @@ def test_settings_of_two_workers_go_by_version_within_the_time_of_a_read(lower: 
 
 
 @pytest.mark.parametrize("item", [{"version": 1}, {"version": "x"}, {"enforcement": "hard"}, None])
-def test_read_that_began_later_holds_whatever_its_version(item: Any) -> None:
+def test_read_that_began_later_wins_whatever_its_version(item: Any) -> None:
     """An item may have been removed, or rewritten by hand."""
     notes, scope = BudgetSnapshot(lambda: 5.0), new_scope()
     notes.record_settings(scope, {"version": 7}, notes.start_read())
@@ -556,7 +548,7 @@ def test_read_that_began_later_holds_whatever_its_version(item: Any) -> None:
     assert notes.find_settings(scope) == (item or {})
 
 
-def test_versions_are_forgotten_with_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_are_evicted_with_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noted, "MAX_RECORDS", 10)
     notes = BudgetSnapshot(lambda: 5.0)
     for version in range(1, 4):
@@ -573,7 +565,7 @@ def new_scope() -> Scope:
     return Scope(new_caller().org)
 
 
-def test_what_is_known_here_holds_whatever_others_noted() -> None:
+def test_own_entries_win_over_merged_ones() -> None:
     old, new = BudgetSnapshot(lambda: 10.0), BudgetSnapshot(lambda: 20.0)
     one = put(old, 1)
     new.record_settings(one, {"version": 2})
@@ -595,7 +587,7 @@ def test_settings_read_while_other_files_are_read_are_not_replaced() -> None:
     assert notes._size == sum(map(len, notes.export_lines()))
 
 
-def test_only_what_is_new_is_to_be_written() -> None:
+def test_only_changes_need_writing() -> None:
     notes = BudgetSnapshot(lambda: 5.0)
     put(notes, 1)
     assert notes.has_changes

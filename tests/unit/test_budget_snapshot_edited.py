@@ -25,7 +25,7 @@ DAY = "DAY#20261118"
 
 
 @pytest.mark.parametrize("written", ["null", "95.5", '{"M": {"premium": null}}'])
-async def test_what_was_written_by_hand_and_cannot_be_noted_keeps_no_look_from_the_rest(
+async def test_hand_written_value_that_cannot_be_stored_in_snapshot_blocks_no_refresh(
     tmp_path: Path, written: str
 ) -> None:
     """In the file itself, which any tool of SQLite can do."""
@@ -70,7 +70,7 @@ _ORG = "00000001-0000-4000-8000-000000000000"
     scope=st.sampled_from([f"ORG#{_ORG}", f"ORG#{_ORG}#APP#web"]) | _JSON,
     rest=st.lists(_JSON, max_size=2) | st.builds(lambda found: [{"period": DAY, "state": {}, "spent": found}], _JSON),
 )
-def test_what_is_whole_and_no_note_is_as_good_as_none(made: Any, about: Any, scope: Any, rest: list[Any]) -> None:
+def test_malformed_snapshot_line_is_ignored(made: Any, about: Any, scope: Any, rest: list[Any]) -> None:
     notes = BudgetSnapshot(lambda: 5.0)
     found, spoilt = noted.select_newest([[made, about, scope, *rest]])
     notes.merge(found)

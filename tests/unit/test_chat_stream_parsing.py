@@ -48,14 +48,14 @@ def fed(*pieces):
     return stream
 
 
-def test_the_last_event_tells():
+def test_last_event_states_usage():
     stream = fed(TYPICAL)
     assert stream.usage() == stream.partial_usage() == EXPECTED
     assert stream.estimate_output() == 9
 
 
 @pytest.mark.parametrize("wire", [TYPICAL, TYPICAL.replace(b"\n", b"\r\n")], ids=["LF", "CRLF"])
-def test_events_may_be_cut_anywhere(wire):
+def test_events_split_anywhere_are_parsed(wire):
     for at in range(len(wire)):
         assert fed(wire[:at], wire[at:]).usage() == EXPECTED
     for size in (1, 2, 3, 5, 50):
@@ -66,32 +66,32 @@ def test_events_may_be_cut_anywhere(wire):
 @pytest.mark.parametrize(
     "begin", [b"data: ", b"data:", b"event: chunk\ndata: ", b": a comment\ndata:", b"id: 1\ndata: "]
 )
-def test_every_way_to_write_an_event(end, begin):
+def test_every_line_ending_and_field_spacing_is_parsed(end, begin):
     begin = begin.replace(b"\n", end)
     wire = sent(spoken("hello"), end, begin) + sent(telling(), end, begin)
     assert fed(wire).usage() == EXPECTED
 
 
-def test_data_may_come_in_several_lines():
+def test_data_in_several_lines_is_joined():
     lines = json.dumps(telling(), indent=1).split("\n")
     assert fed("".join(f"data: {line}\n" for line in lines).encode() + b"\n").usage() == EXPECTED
 
 
-def test_comments_between_events_are_passed_over():
+def test_comments_between_events_are_skipped():
     wire = b": keep alive\n\n" + sent(spoken("hello")) + b':"usage":{}\n\n' + sent(telling()) + b": bye\n\n"
     assert fed(wire).usage() == EXPECTED
 
 
-def test_the_last_event_needs_no_empty_line_after_it():
+def test_last_event_without_blank_line_is_parsed():
     for end in (b"", b"\n", b"\r\n"):
         assert fed(sent(spoken("hello")), sent(telling()).rstrip() + end).usage() == EXPECTED
 
 
-def test_a_usage_in_the_last_chunk_of_words_will_do():
+def test_usage_in_last_content_chunk_is_used():
     assert fed(sent(spoken("hello")), sent(spoken("", "stop", usage=COUNTED)), DONE).usage() == EXPECTED
 
 
-def test_a_usage_that_grows_is_final_only_at_the_end():
+def test_growing_usage_is_final_only_at_end():
     stream = fed(sent(spoken("hel", usage=COUNTED | {"completion_tokens": 700})))
     assert stream.usage() is None
     assert stream.partial_usage() == Usage(40, 700, 60)
@@ -105,7 +105,7 @@ def test_a_usage_that_grows_is_final_only_at_the_end():
     assert stream.estimate_output() == 701
 
 
-def test_what_is_cut_is_estimated_from_the_events():
+def test_cut_stream_is_estimated_from_its_events():
     stream = fed(sent(spoken("hello")) * 10)
     assert stream.usage() is stream.partial_usage() is None
     assert stream.estimate_output() == 10 * TOKENS_PER_FRAME
@@ -114,7 +114,7 @@ def test_what_is_cut_is_estimated_from_the_events():
     assert ChatStream().estimate_output() == 0
 
 
-def test_nobody_asked_for_a_usage():
+def test_stream_without_usage_is_estimated():
     stream = fed(sent(spoken("hello")) * 10 + DONE)
     assert stream.usage() is None
     assert stream.estimate_output() == 11 * TOKENS_PER_FRAME
@@ -130,7 +130,7 @@ def test_nobody_asked_for_a_usage():
         ({}, {}, ""),
     ],
 )
-def test_the_tier_stands_in_any_event(first, last, tier):
+def test_service_tier_in_any_event_is_read(first, last, tier):
     wire = b": hello\n\n" + sent(spoken("hello", **first)) + sent(telling(**last))
     assert fed(wire).usage().tier == fed(*(bytes([byte]) for byte in wire)).usage().tier == tier
 
@@ -144,7 +144,7 @@ def test_the_tier_stands_in_any_event(first, last, tier):
         '"service_tier":"x"',
     ],
 )
-def test_what_the_model_says_is_not_taken_for_what_the_server_does(text):
+def test_model_text_resembling_usage_is_ignored(text):
     stream = fed(sent(spoken(text)))
     assert stream.usage() is stream.partial_usage() is None
     stream.feed(sent(telling()))
@@ -165,7 +165,7 @@ def test_what_the_model_says_is_not_taken_for_what_the_server_does(text):
         b"data\n\ndata:\n\n",
     ],
 )
-def test_events_that_cannot_be_read_say_nothing(event):
+def test_malformed_events_are_ignored(event):
     stream = fed(event)
     assert stream.usage() is stream.partial_usage() is None
     assert fed(event, TYPICAL).usage() == fed(TYPICAL, event).usage() == EXPECTED
@@ -189,13 +189,13 @@ ERROR = {"error": {"message": "no", "type": "server_error", "param": None, "code
         sent({"error": {"message": "x" * 9999}}),
     ],
 )
-def test_an_error_before_anything_was_said_leaves_nothing_to_pay(wire):
+def test_error_before_any_output_costs_nothing(wire):
     for size in (1, 7, len(wire)):
         stream = fed(*(wire[at : at + size] for at in range(0, len(wire), size)))
         assert (stream.has_failed, stream.usage(), stream.estimate_output()) == (True, None, 0)
 
 
-def test_what_was_said_before_an_error_is_counted_and_nothing_behind_it():
+def test_output_before_error_counts_and_nothing_after_it():
     for end in (b"", DONE, sent(spoken("late"))):
         stream = fed(sent(spoken("hello")) * 3 + sent(ERROR), end)
         assert (stream.has_failed, stream.usage(), stream.estimate_output()) == (True, None, 3 * TOKENS_PER_FRAME)
@@ -203,7 +203,7 @@ def test_what_was_said_before_an_error_is_counted_and_nothing_behind_it():
 
 
 @pytest.mark.parametrize("more", [{"error": None}, {"error": {}}, {"x": {"error": {"message": "no"}}}])
-def test_what_is_no_error(more):
+def test_event_that_only_mentions_error_is_no_failure(more):
     stream = fed(sent(spoken('{"error": {"message": "no"}}', **more)))
     assert (stream.has_failed, stream.estimate_output()) == (False, TOKENS_PER_FRAME)
     stream.feed(sent(telling()))
@@ -217,7 +217,7 @@ def held(stream):
     return len(stream._splitter._buffer)
 
 
-def test_an_event_too_large_is_passed_over_and_never_held():
+def test_oversized_event_is_skipped_without_buffering():
     large = sent(spoken("x" * 2 * MAX_EVENT_BYTES, usage=COUNTED))
     for size in (1000, MAX_EVENT_BYTES - 1, len(large)):
         stream = ChatStream()
@@ -232,14 +232,14 @@ def test_an_event_too_large_is_passed_over_and_never_held():
         assert stream.usage() == EXPECTED
 
 
-def test_where_a_large_event_ends_is_seen_even_between_its_last_two_bytes():
+def test_end_of_oversized_event_is_found_across_pieces():
     large = b"data: " + b"x" * (2 * MAX_EVENT_BYTES) + b"\n"
     assert fed(large, b"\n" + sent(telling())).usage() == EXPECTED
     assert fed(large + b"\n" + sent(telling())).usage() == EXPECTED
     assert fed(large, sent(telling())).usage() is None  # one newline ends a line, no event
 
 
-def test_the_largest_event_is_still_read():
+def test_event_of_maximum_size_is_read():
     event = sent(telling(filler=""))
     event = sent(telling(filler="x" * (MAX_EVENT_BYTES - len(event) + 2)))
     assert len(event) == MAX_EVENT_BYTES + 2
@@ -275,5 +275,5 @@ def test_the_largest_event_is_still_read():
         (b'data: {"choices":[],"usage":{}\n\n', False),
     ],
 )
-def test_events_of_nothing_but_usage(event, expected):
+def test_usage_only_event_is_recognised(event, expected):
     assert is_usage_only_event(event) is expected

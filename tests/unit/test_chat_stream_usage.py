@@ -59,7 +59,7 @@ def passed(stream: bytes, cuts: Sequence[int] = (), kind: bytes = b"text/event-s
 USAGE = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}}
 
 
-def test_an_event_in_very_small_pieces_takes_no_longer_for_that() -> None:
+def test_event_in_tiny_pieces_takes_linear_time() -> None:
     """Each byte of it is looked at once, and not again with every piece."""
     event = b'data: {"choices": [{"delta": {"content": "' + b"x" * 100_000 + b'"}}]}\n\n'
     began = process_time()
@@ -74,7 +74,7 @@ documents = st.lists(said, max_size=6)
 
 @settings(max_examples=tries(300))
 @given(documents, st.sampled_from(["\n", "\r\n"]), st.lists(st.integers(0, 5000), max_size=12), st.booleans())
-def test_all_other_events_pass_byte_for_byte(events: list[Any], line: str, cuts: list[int], is_last: bool) -> None:
+def test_other_events_pass_byte_for_byte(events: list[Any], line: str, cuts: list[int], is_last: bool) -> None:
     def framed(document: Any) -> bytes:
         return f"data: {json.dumps(document)}{line}{line}".encode()
 
@@ -87,7 +87,7 @@ def test_all_other_events_pass_byte_for_byte(events: list[Any], line: str, cuts:
     assert heard.length is None
 
 
-def test_what_is_no_stream_passes_as_it_is() -> None:
+def test_response_without_stream_passes_unchanged() -> None:
     whole = json.dumps(USAGE).encode()
     for kind, status in ((b"application/json", 200), (b"text/event-stream", 429)):
         heard = passed(whole, (3,), kind, status)
@@ -100,7 +100,7 @@ def test_event_stream_is_filtered_however_its_content_type_is_spelled() -> None:
     assert (heard.on_data, heard.length) == (stream, None)
 
 
-def test_an_event_without_end_is_not_held_for_ever() -> None:
+def test_endless_event_is_not_buffered_forever() -> None:
     heard = Heard()
     responder = UsageEventFilter(heard, is_usage_only_event)
     responder.start(200, [(b"content-type", b"text/event-stream")], None)
@@ -111,7 +111,7 @@ def test_an_event_without_end_is_not_held_for_ever() -> None:
     assert heard.is_aborted
 
 
-def test_a_last_event_without_an_empty_line_is_shown_unless_it_is_ours() -> None:
+def test_last_event_without_blank_line_passes_unless_usage_only() -> None:
     assert passed(b'data: {"a": 1}').on_data == b'data: {"a": 1}'
     assert passed(f"data: {json.dumps(USAGE)}".encode()).on_data == b""
 
@@ -147,14 +147,14 @@ def test_a_last_event_without_an_empty_line_is_shown_unless_it_is_ours() -> None
         ),
     ],
 )
-def test_only_a_stream_that_does_not_ask_is_made_to(body: str, asks: bool, sent: str | None) -> None:
+def test_usage_option_is_added_only_if_absent(body: str, asks: bool, sent: str | None) -> None:
     assert needs_usage_option(body.encode()) is not asks
     if sent is not None:
         assert add_usage_option(body.encode()) == sent.encode()
 
 
 @pytest.mark.parametrize("name", ["include_usage", "include\\u005fusage"])
-def test_whether_the_usage_is_to_be_told_is_said_once(name: str) -> None:
+def test_duplicate_stream_options_are_rejected(name: str) -> None:
     """Or the sidecar reads the second, Bedrock the first, and the usage is in neither answer."""
     body = f'{{"stream": true, "stream_options": {{"include_usage": false, "{name}": true}}}}'
     with pytest.raises(InvalidRequest, match="stream_options"):

@@ -72,7 +72,7 @@ def comparisons(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return seen
 
 
-async def test_the_right_secret_is_compared_once(store: SqliteStore, time: Time, comparisons: list[bytes]) -> None:
+async def test_valid_secret_is_compared_once(store: SqliteStore, time: Time, comparisons: list[bytes]) -> None:
     clients = ClientVerifier(store, time)
     for _ in range(3):
         assert (await clients.verify(WEB, SECRET)).app == "web"
@@ -84,7 +84,9 @@ async def test_the_right_secret_is_compared_once(store: SqliteStore, time: Time,
     [(WEB, OTHER), (f"org-{ORG}-app-nobody", SECRET), (f"org-{ORG}", SECRET), ("nonsense", SECRET)],
     ids=["another secret", "another app", "the org", "nobody"],
 )
-async def test_what_is_wrong_is_not_told(store: SqliteStore, time: Time, client_id: str, secret: str) -> None:
+async def test_failed_login_does_not_say_what_is_wrong(
+    store: SqliteStore, time: Time, client_id: str, secret: str
+) -> None:
     clients = ClientVerifier(store, time)
     for _ in range(2):
         with pytest.raises(AccessDenied, match=r"^the client id or its secret is wrong$"):
@@ -92,7 +94,7 @@ async def test_what_is_wrong_is_not_told(store: SqliteStore, time: Time, client_
 
 
 @pytest.mark.parametrize("secret", ["", "short", SECRET + "x", SECRET[:-1], "x" * 10_000], ids=len)
-async def test_a_secret_of_another_length_costs_nothing(
+async def test_secret_of_other_length_needs_no_comparison(
     store: SqliteStore, time: Time, comparisons: list[bytes], secret: str
 ) -> None:
     with pytest.raises(AccessDenied):
@@ -100,9 +102,7 @@ async def test_a_secret_of_another_length_costs_nothing(
     assert comparisons == []
 
 
-async def test_what_is_no_secret_of_ours_costs_nothing(
-    store: SqliteStore, time: Time, comparisons: list[bytes]
-) -> None:
+async def test_malformed_secret_needs_no_comparison(store: SqliteStore, time: Time, comparisons: list[bytes]) -> None:
     """Length in characters is not length in bytes; bcrypt takes 72 bytes."""
     for secret in ("\xe9" * 44, "\u00c4" + SECRET[1:], "\0" * 44, SECRET[:-1] + "\n", " " * 44):
         with pytest.raises(AccessDenied):
@@ -110,7 +110,7 @@ async def test_what_is_no_secret_of_ours_costs_nothing(
     assert comparisons == []
 
 
-async def test_a_wrong_secret_takes_no_longer_than_a_client_that_does_not_exist(
+async def test_wrong_secret_takes_as_long_as_unknown_client(
     store: SqliteStore, time: Time, comparisons: list[bytes]
 ) -> None:
     for client_id, secret in ((f"org-{ORG}-app-nobody", SECRET), (WEB, OTHER)):
@@ -119,7 +119,7 @@ async def test_a_wrong_secret_takes_no_longer_than_a_client_that_does_not_exist(
     assert comparisons == []
 
 
-async def test_a_new_secret_takes_effect_within_a_minute(store: SqliteStore, time: Time) -> None:
+async def test_new_secret_applies_within_a_minute(store: SqliteStore, time: Time) -> None:
     clients = ClientVerifier(store, time)
     await clients.verify(WEB, SECRET)
     await _set_secret(store, OTHER)
@@ -129,7 +129,7 @@ async def test_a_new_secret_takes_effect_within_a_minute(store: SqliteStore, tim
     assert (await clients.verify(WEB, OTHER)).app == "web"
 
 
-async def test_the_store_away_is_no_wrong_secret(store: SqliteStore, time: Time) -> None:
+async def test_store_outage_is_not_a_wrong_secret(store: SqliteStore, time: Time) -> None:
     class Away:
         async def get(self, *_: Any, **__: Any) -> None:
             raise StoreUnavailable("by the test")
@@ -164,7 +164,7 @@ async def outcomes(tasks: list[asyncio.Task[Any]]) -> set[str]:
     return {type(each).__name__ for each in await asyncio.gather(*tasks, return_exceptions=True)}
 
 
-async def test_the_right_secret_gets_through_a_flood_for_its_own_client(
+async def test_valid_secret_succeeds_during_flood_on_its_client(
     store: SqliteStore, time: Time, comparisons: list[bytes]
 ) -> None:
     clients = ClientVerifier(store, time)
@@ -176,7 +176,7 @@ async def test_the_right_secret_gets_through_a_flood_for_its_own_client(
     assert comparisons == [SECRET.encode()]
 
 
-async def test_a_client_is_read_once_in_a_minute_whoever_asks(store: SqliteStore, time: Time) -> None:
+async def test_client_is_read_once_a_minute_whoever_asks(store: SqliteStore, time: Time) -> None:
     counting = Counting(store)
     clients = ClientVerifier(counting, time)  # type: ignore[arg-type]
     for client_id in (WEB, f"org-{ORG}-app-nobody"):
@@ -197,7 +197,7 @@ async def _set_hash_without_a_check(store: SqliteStore, app: str, secret: str) -
     await store.put(Put(schema.app_config_key(ORG, app), {"client_secret_hash": hashed}))
 
 
-async def test_without_the_check_failures_are_rationed(
+async def test_failures_without_known_digest_are_rate_limited(
     store: SqliteStore, time: Time, comparisons: list[bytes]
 ) -> None:
     await _set_hash_without_a_check(store, "web", SECRET)
@@ -213,7 +213,9 @@ async def test_without_the_check_failures_are_rationed(
     assert len(comparisons) == module.MAX_FAILED_COMPARISONS + 1
 
 
-async def test_ones_failures_are_nobody_elses(store: SqliteStore, time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failures_of_one_client_do_not_delay_others(
+    store: SqliteStore, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of each client one secret at a time waits for a comparison, however many were sent."""
     turns: list[bytes] = []
     real = module.bcrypt.checkpw
@@ -233,7 +235,7 @@ async def test_ones_failures_are_nobody_elses(store: SqliteStore, time: Time, mo
     await outcomes(flood)
 
 
-async def test_too_many_at_once_are_turned_away(
+async def test_excess_concurrent_comparisons_are_refused(
     store: SqliteStore, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_WAITERS_PER_CLIENT", 3)
@@ -254,7 +256,7 @@ async def test_too_many_at_once_are_turned_away(
     assert await outcomes(several) == {"Scope", "Busy"}
 
 
-async def test_what_is_remembered_is_bounded(store: SqliteStore, time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_caches_are_bounded(store: SqliteStore, time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_CACHED_CLIENTS", 10)
     clients = ClientVerifier(store, time)
     await clients.verify(WEB, SECRET)
@@ -293,7 +295,7 @@ async def _fetch(container: LocalCredentialIssuer, authorization: bytes) -> dict
     return found
 
 
-async def test_credentials_carry_a_token_that_lasts_for_half_its_life(store: SqliteStore, time: Time) -> None:
+async def test_credentials_carry_token_for_half_its_life(store: SqliteStore, time: Time) -> None:
     tokens = TokenService([SigningKey("k1", "HS256", KEY, KEY)], "price-keeper", time)
     container = LocalCredentialIssuer(ClientVerifier(store, time), tokens, time)
     authorization = f"{WEB}:{SECRET}".encode()
@@ -312,13 +314,13 @@ async def test_credentials_carry_a_token_that_lasts_for_half_its_life(store: Sql
 @pytest.mark.parametrize(
     "authorization", [b"", b"nonsense", f"{WEB}:".encode(), f"{WEB}:{OTHER}".encode(), b"\xff:\xff"], ids=range(5)
 )
-async def test_no_credentials_for_strangers(store: SqliteStore, time: Time, authorization: bytes) -> None:
+async def test_unknown_caller_gets_no_credentials(store: SqliteStore, time: Time, authorization: bytes) -> None:
     tokens = TokenService([SigningKey("k1", "HS256", KEY, KEY)], "price-keeper", time)
     with pytest.raises(AccessDenied):
         await _fetch(LocalCredentialIssuer(ClientVerifier(store, time), tokens, time), authorization)
 
 
-def test_what_the_store_keeps_costs_who_guesses_a_fifth_of_a_second_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_hash_costs_a_fifth_of_a_second_per_guess(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # of what makes it cheap
     hashed = module.hash_secret(module.make_secret())
     assert hashed.startswith(b"$2b$12$")

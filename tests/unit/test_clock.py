@@ -14,7 +14,7 @@ from price_keeper.clock import Clock, SystemClock
 from tests.support.clock import ManualClock, settle
 
 
-async def test_sleepers_wake_in_the_order_of_their_deadlines_each_at_its_own_time():
+async def test_sleepers_wake_in_order_of_deadline():
     clock = ManualClock()
     began = clock.monotonic()
     woken: list[tuple[str, float]] = []
@@ -33,7 +33,7 @@ async def test_sleepers_wake_in_the_order_of_their_deadlines_each_at_its_own_tim
     await asyncio.gather(*tasks)
 
 
-async def test_equal_deadlines_wake_in_the_order_of_going_to_sleep():
+async def test_sleepers_with_equal_deadline_wake_in_order_of_sleeping():
     clock = ManualClock()
     woken: list[int] = []
 
@@ -47,7 +47,7 @@ async def test_equal_deadlines_wake_in_the_order_of_going_to_sleep():
     await asyncio.gather(*tasks)
 
 
-async def test_what_a_sleeper_sets_off_happens_before_the_next_one_wakes():
+async def test_effects_of_sleeper_happen_before_next_wakes():
     clock = ManualClock()
     events: list[str] = []
 
@@ -67,7 +67,7 @@ async def test_what_a_sleeper_sets_off_happens_before_the_next_one_wakes():
     await asyncio.gather(*tasks)
 
 
-async def test_a_sleeper_that_sleeps_again_wakes_as_often_as_the_time_holds():
+async def test_repeated_sleeper_wakes_as_often_as_time_allows():
     clock = ManualClock()
     ticks: list[float] = []
 
@@ -82,7 +82,7 @@ async def test_a_sleeper_that_sleeps_again_wakes_as_often_as_the_time_holds():
     task.cancel()
 
 
-async def test_a_cancelled_sleeper_neither_wakes_nor_holds_up_time():
+async def test_cancelled_sleeper_neither_wakes_nor_holds_time():
     clock = ManualClock()
     task = asyncio.create_task(clock.sleep(1))
     await settle()
@@ -94,7 +94,7 @@ async def test_a_cancelled_sleeper_neither_wakes_nor_holds_up_time():
     assert task.cancelled()
 
 
-async def test_the_wall_jumps_without_waking_anyone():
+async def test_wall_clock_jump_wakes_nobody():
     clock = ManualClock(wall=5000)
     task = asyncio.create_task(clock.sleep(10))
     await settle()
@@ -107,7 +107,7 @@ async def test_the_wall_jumps_without_waking_anyone():
     assert (clock.now(), clock.monotonic(), task.done()) == (20, monotonic + 10, True)
 
 
-async def test_sleeping_no_time_still_lets_others_take_a_turn():
+async def test_zero_sleep_yields_to_other_tasks():
     clock = ManualClock()
     events: list[str] = []
 
@@ -120,12 +120,12 @@ async def test_sleeping_no_time_still_lets_others_take_a_turn():
     await task
 
 
-async def test_time_does_not_go_back():
+async def test_manual_clock_refuses_to_go_back():
     with pytest.raises(ValueError, match="forwards"):
         await ManualClock().advance(-1)
 
 
-async def test_a_task_that_never_waits_is_found_out():
+async def test_task_that_never_waits_is_detected():
     async def restless() -> None:
         while True:  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -136,7 +136,7 @@ async def test_a_task_that_never_waits_is_found_out():
     task.cancel()
 
 
-async def test_the_system_clock_is_the_systems():
+async def test_system_clock_matches_time_module():
     clock: Clock = SystemClock()
     before, begun = time.time(), time.monotonic()
     wall, monotonic = clock.now(), clock.monotonic()

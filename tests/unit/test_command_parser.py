@@ -39,23 +39,23 @@ MISTAKES = [
 @pytest.mark.parametrize(
     ("words", "says"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
 )
-def test_a_mistake_is_told_with_what_was_meant(words: list[str], says: str) -> None:
+def test_command_mistake_suggests_correction(words: list[str], says: str) -> None:
     with pytest.raises(UsageError) as refused:
         build_root_parser().parse_args(words)
     assert says in str(refused.value)
 
 
 @pytest.mark.parametrize("words", [["spend", "--js"], ["override", "set", "A", "l", "--reason", "--what a day"]])
-def test_what_argparse_takes_is_taken(words: list[str]) -> None:
+def test_argparse_abbreviations_are_accepted(words: list[str]) -> None:
     """The beginning of an option, and text that only begins as one does."""
     assert build_root_parser().parse_args(words)
 
 
-def test_behind_two_dashes_nothing_is_an_option() -> None:
+def test_words_after_double_dash_are_no_options() -> None:
     assert build_root_parser().parse_args(["org", "show", "--", "--odd"]).org == "--odd"
 
 
-def test_the_mistake_stands_below_how_it_is_used(tmp_path: Path) -> None:
+def test_usage_is_printed_above_mistake(tmp_path: Path) -> None:
     refused = call_in_process("org", "shw", folder=tmp_path)
     assert (refused.returncode, refused.stdout) == (2, "")
     usage, error, more = refused.stderr.splitlines()
@@ -65,21 +65,21 @@ def test_the_mistake_stands_below_how_it_is_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [[], ["tables"], ["org"]])
-def test_a_command_that_has_others_lists_them(tmp_path: Path, words: list[str]) -> None:
+def test_command_group_without_command_lists_its_commands(tmp_path: Path, words: list[str]) -> None:
     told, asked = call_in_process(*words, folder=tmp_path), call_in_process(*words, "--help", folder=tmp_path)
     assert (told.returncode, told.stderr, told.stdout) == (2, "", asked.stdout)
     assert asked.returncode == 0
     assert all(f"\n  {name} " in told.stdout for name in build_root_parser().find_subcommand(words).subcommands)
 
 
-def test_the_commands_are_told_in_groups(tmp_path: Path) -> None:
+def test_commands_are_listed_in_groups(tmp_path: Path) -> None:
     told = call_in_process("help", folder=tmp_path)
     heads = [line for line in told.stdout.splitlines() if line.endswith(":") and line[0] != " "]
     assert heads == ["Run:", "Configure:", "Spend and budgets:", "Access:", "Operate:", "exit codes:"]
     assert (told.returncode, max(map(len, told.stdout.splitlines())) <= 80) == (0, True)
 
 
-def test_help_is_that_of_the_command(tmp_path: Path) -> None:
+def test_help_is_of_the_given_command(tmp_path: Path) -> None:
     told = call_in_process("help", "org", "put", folder=tmp_path)
     assert (told.returncode, told.stdout) == (0, call_in_process("org", "put", "--help", folder=tmp_path).stdout)
     for words, says in ((["orgs"], 'did you mean "org"?'), (["org", "ptu"], '"put"'), (["spend", "x"], "no 'x'")):
@@ -87,7 +87,7 @@ def test_help_is_that_of_the_command(tmp_path: Path) -> None:
         assert (refused.returncode, says in refused.stderr) == (2, True), refused.stderr
 
 
-def test_with_json_mistakes_are_json(tmp_path: Path) -> None:
+def test_mistake_with_json_is_reported_as_json(tmp_path: Path) -> None:
     refused = call_in_process("spend", "--jsno", "--json", folder=tmp_path)
     told = json.loads(refused.stderr)
     assert (refused.returncode, refused.stdout) == (2, "")

@@ -75,13 +75,13 @@ FULL = full()
 PATHS = list(paths(FULL))
 
 
-def test_every_section_has_its_keys_here() -> None:
+def test_every_config_section_is_covered() -> None:
     assert {path.split(".")[0] for path in PATHS} == {each.name for each in fields(Config)}
     assert len(PATHS) > 60
 
 
 @given(st.sets(st.sampled_from(PATHS)))
-def test_each_key_that_differs_is_either_taken_on_or_told_to_need_a_restart(wanted: set[str]) -> None:
+def test_each_changed_key_is_reloaded_or_reported_for_restart(wanted: set[str]) -> None:
     found = FULL
     for path in wanted:
         found = altered(found, path.split("."))
@@ -93,18 +93,18 @@ def test_each_key_that_differs_is_either_taken_on_or_told_to_need_a_restart(want
     assert list_restart_keys(FULL, whole) == []
 
 
-def test_these_are_all_that_is_sold_and_its_prices() -> None:
+def test_reloadable_keys_are_labels_and_prices() -> None:
     assert set(RELOADABLE_KEYS) == {"labels", "unlabelled", "default_price", "guardrails"}
 
 
-def test_what_is_taken_on_depends_on_nothing_that_is_not() -> None:
+def test_cross_section_rules_do_not_mix_reloadable_and_other_keys() -> None:
     """Or a whole that is made of two sound configurations could be one that a start refuses."""
     for rule in Config.rules:
         asked = set(inspect.signature(rule).parameters)
         assert asked <= set(RELOADABLE_KEYS) or asked.isdisjoint(RELOADABLE_KEYS), rule
 
 
-def test_what_changed_is_told_by_label_and_key() -> None:
+def test_changes_are_described_by_label_and_key() -> None:
     prices = PricesConfig(Decimal(1), Decimal(2))
     one, two = LabelConfig("m", "nova", prices), LabelConfig("n", "nova", prices)
     before = Config(labels={"stays": one, "goes": two, "moves": two})
@@ -121,7 +121,7 @@ def test_what_changed_is_told_by_label_and_key() -> None:
 
 
 @pytest.mark.parametrize(("count", "more"), [(MAX_NAMES_SHOWN, ""), (MAX_NAMES_SHOWN + 5, " and 5 more")])
-def test_a_line_stays_a_line(count: int, more: str) -> None:
+def test_change_description_is_bounded_to_one_line(count: int, more: str) -> None:
     label = LabelConfig("m", "nova", PricesConfig(Decimal(1), Decimal(2)))
     before, after = Config(labels={}), Config(labels={f"l{number}": label for number in range(count)})
     assert str(compare_catalogs(before, after)).endswith(f", l{MAX_NAMES_SHOWN - 1}{more}")

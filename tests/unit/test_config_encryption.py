@@ -80,21 +80,19 @@ def test_plain_http_from_an_aws_variable_is_refused_unless_allowed(text: str, va
         ("", {"AWS_ENDPOINT_URL_BEDROCK_RUNTIME": REMOTE}),  # where applications send their calls; not read here
     ],
 )
-def test_aws_variables_that_lead_nowhere_or_nearby_are_accepted(text: str, variables: dict[str, str]) -> None:
+def test_aws_variables_with_local_or_unused_url_are_accepted(text: str, variables: dict[str, str]) -> None:
     read(text, variables)
 
 
 @pytest.mark.parametrize(
     "url", ["dynamodb.internal:8000", "ftp://a.example", "a.example", "https://[bad", "https:///x"]
 )
-def test_aws_variable_that_is_no_url_is_refused_by_its_name(url: str) -> None:
+def test_aws_variable_with_malformed_url_is_refused_by_name(url: str) -> None:
     name = "AWS_ENDPOINT_URL_DYNAMODB"
     assert problems(ON_DYNAMODB + LABELS, {name: url}) == [f"{name}: expected http(s)://host or http(s)://host:port"]
 
 
-async def test_address_in_the_shared_aws_configuration_that_is_no_url_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_malformed_url_in_shared_aws_config_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = tmp_path / "aws"
     shared.write_text("[default]\nendpoint_url = dynamodb.internal:8000\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(shared))
@@ -150,12 +148,12 @@ def test_every_command_refuses_plain_http(tmp_path: Path, command: tuple[str, ..
         ("", False),
     ],
 )
-def test_whether_an_address_is_plain_and_remote(url: str, is_so: bool) -> None:
+def test_plain_remote_address_is_recognised(url: str, is_so: bool) -> None:
     assert is_plain_remote(url) is is_so
 
 
 @pytest.mark.parametrize("odd", [" {}", "\x01{}"])
-async def test_oddly_written_address_of_dynamodb_is_refused_when_its_client_is_made(odd: str) -> None:
+async def test_oddly_written_dynamodb_address_is_refused_when_client_is_made(odd: str) -> None:
     for address in (REMOTE, REMOTE.removeprefix("http:")):
         store = DynamoStore(region="us-east-1", table_prefix="x-", endpoint=odd.format(address), sleep=_no_wait)
         with pytest.raises(StoreMisconfigured, match="plain http to another machine"):

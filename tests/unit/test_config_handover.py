@@ -47,7 +47,7 @@ def pair(tmp_path: Path) -> Pair:
     return Pair(tmp_path)
 
 
-def test_a_worker_reads_what_was_checked_whatever_the_file_says_by_then(pair: Pair) -> None:
+def test_worker_reads_published_text_whatever_file_says_now(pair: Pair) -> None:
     pair.write(5, "aggregator: {interval_secs: 59}\n")
     assert pair.supervisor.publish()
     pair.write(6)
@@ -60,15 +60,13 @@ def test_a_worker_reads_what_was_checked_whatever_the_file_says_by_then(pair: Pa
     assert pair.forked().read_new_config() is None
 
 
-def test_a_hang_up_that_only_a_worker_hears_is_nothing_to_it(pair: Pair) -> None:
+def test_sighup_received_by_worker_alone_is_ignored(pair: Pair) -> None:
     pair.write(5)
     assert pair.worker.read_new_config() is None
     assert price(pair.worker) == 1
 
 
-def test_a_mistake_is_told_by_the_supervisor_and_known_to_the_workers(
-    pair: Pair, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_mistake_is_reported_by_supervisor_and_known_to_workers(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     pair.write(5)
     pair.supervisor.publish()
     pair.worker.read_new_config()
@@ -91,7 +89,7 @@ def test_a_mistake_is_told_by_the_supervisor_and_known_to_the_workers(
     assert not pair.forked().is_refused
 
 
-def test_what_a_worker_has_not_come_to_read_is_not_lost_behind_a_refusal(pair: Pair) -> None:
+def test_configuration_not_yet_read_by_worker_survives_later_refusal(pair: Pair) -> None:
     pair.write(5)
     pair.supervisor.publish()
     pair.write(-1)
@@ -110,7 +108,9 @@ def test_what_a_worker_has_not_come_to_read_is_not_lost_behind_a_refusal(pair: P
     assert slow.read_new_config() is None  # the refusal before it is over
 
 
-def test_what_cannot_be_passed_on_is_taken_on_by_nobody(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+def test_configuration_that_cannot_be_handed_over_is_applied_nowhere(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
     pair.sockets.rename(pair.sockets.with_name("gone"))
     pair.write(5)
     assert not pair.supervisor.publish()
@@ -122,7 +122,7 @@ def test_what_cannot_be_passed_on_is_taken_on_by_nobody(pair: Pair, caplog: pyte
     assert price(pair.worker) == 5
 
 
-def test_nobody_else_can_read_it_half(pair: Pair) -> None:
+def test_handover_file_is_replaced_atomically(pair: Pair) -> None:
     """It is there whole, or as it was."""
     pair.write(5, "#" * 100_000)
     pair.supervisor.publish()

@@ -30,7 +30,7 @@ from tests.support.config_schema import Everything, Hue, Outer, Point, parse, pr
         ({"APP__SHADES": "{dark: 1}"}, "shades", {"dark": 1}),
     ],
 )
-def test_a_variable_overrides_what_the_file_leaves_out(environ: dict[str, str], name: str, value: Any) -> None:
+def test_variable_overrides_missing_key(environ: dict[str, str], name: str, value: Any) -> None:
     assert getattr(parse("", environ), name) == value
 
 
@@ -60,7 +60,7 @@ free: {a: 1, A: 2}
         ("APP__FREE__A", lambda read: Point(read.free["A"])),
     ],
 )
-def test_a_variable_overrides_what_the_file_has(variable: str, found: Any) -> None:
+def test_variable_overrides_key_of_file(variable: str, found: Any) -> None:
     assert found(parse(FILE.replace("UP", "up"), {variable: "77"})) == Point(77)
 
 
@@ -87,30 +87,30 @@ def test_a_variable_overrides_what_the_file_has(variable: str, found: Any) -> No
         ({"APP__LOW": "2", "app__low": "2"}, "app__low: low: already set by APP__LOW"),
     ],
 )
-def test_a_mistake_in_a_variable_names_the_variable(environ: dict[str, str], problem: str) -> None:
+def test_mistake_in_variable_names_variable(environ: dict[str, str], problem: str) -> None:
     (found,) = problems(FILE.replace("UP", "up"), environ)
     assert found == problem or (problem.endswith("allowed are ") and found.startswith(problem))
 
 
-def test_a_list_of_what_is_allowed_ends() -> None:
+def test_list_of_allowed_keys_is_bounded() -> None:
     text = f"free: {{{', '.join(f'z{n:03}: {n}' for n in range(99))}, secret:hunter2}}"
     shown = ", ".join(f"z{n:03}" for n in range(20))
     problem, *_ = problems(text, {"APP__FREE__ABC": "1"})[1:]
     assert problem == f"APP__FREE__ABC: free.abc: unknown key; allowed are {shown}, ..."
 
 
-def test_what_is_allowed_is_shown_as_far_as_it_is_a_name() -> None:
+def test_allowed_names_are_shown_without_values() -> None:
     found = problems(
         "free: {secret:hunter2: 1, secret:hunter.3: 1}", {"APP__FREE__S": "1", "APP__FREE__SECRET:HUNTER": "1"}
     )
     assert not any("hunter" in problem.split(": ", 1)[1] for problem in found)
 
 
-def test_a_variable_takes_the_place_of_a_mistake_in_the_file() -> None:
+def test_variable_replaces_invalid_value_of_file() -> None:
     assert parse("low: three", {"APP__LOW": "3"}).low == 3
 
 
-def test_a_value_has_no_keys_to_override_whatever_the_file_says() -> None:
+def test_scalar_has_no_keys_to_override() -> None:
     assert problems("low: {x: 1}", {"APP__LOW__X": "1"}) == [
         "c.yaml:1: low: expected a single value, found a mapping",
         "APP__LOW__X: low.x: unknown key; there is none here",
@@ -121,18 +121,18 @@ def test_a_value_has_no_keys_to_override_whatever_the_file_says() -> None:
 
 
 @pytest.mark.parametrize(("text", "found"), [("just text", "text"), ("[1]", "a list"), ("5", "a number")])
-def test_variables_do_not_mend_a_file_that_is_no_mapping(text: str, found: str) -> None:
+def test_variables_do_not_repair_file_without_mapping(text: str, found: str) -> None:
     assert problems(text, {"APP__LOW": "1"}) == [f"c.yaml:1: expected a mapping, found {found}"]
 
 
-def test_text_where_a_section_belongs_hides_no_mistake_in_a_variable() -> None:
+def test_text_in_place_of_section_hides_no_mistake_in_variable() -> None:
     assert problems("point: here", {"APP__POINT__Z": "1"}) == [
         "c.yaml:1: point: expected a mapping, found text",
         "APP__POINT__Z: point.z: unknown key; allowed are x, y",
     ]
 
 
-def test_other_variables_are_left_alone() -> None:
+def test_unrelated_variables_are_ignored() -> None:
     assert parse("", {"APP_LOW": "x", "LOW": "x", "XAPP__LOW": "x"}) == Everything()
 
 

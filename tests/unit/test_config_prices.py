@@ -16,7 +16,7 @@ UNITS = (
 )
 
 
-def test_prices_are_whole_pico_dollars_for_a_token() -> None:
+def test_prices_per_token_are_whole_pico_dollars() -> None:
     text = label(
         prices="{input: 3.00, output: 0.000001, cache_read: 1000000, service_tiers: {flex: {input: 1.5, output: 0}}}"
     )
@@ -25,12 +25,12 @@ def test_prices_are_whole_pico_dollars_for_a_token() -> None:
     assert prices.service_tiers["flex"].pico_per_token == PicoPrices(1_500_000, 0, None, None, None)
 
 
-def test_a_part_of_a_pico_dollar_is_never_rounded_away() -> None:
+def test_price_with_fraction_of_pico_dollar_is_rejected() -> None:
     with pytest.raises(ValueError, match="six decimals"):
         _ = PricesConfig(Decimal("0.0000001"), Decimal(1)).pico_per_token
 
 
-def test_units_and_jobs_have_whole_pico_dollars_too() -> None:
+def test_unit_and_job_prices_are_whole_pico_dollars() -> None:
     config = read(f"guardrails: {{prices_usd_per_1000_units: {{{UNITS}, automated_reasoning: 0.000000001}}}}")
     assert config.guardrails is not None
     assert config.guardrails.pico_per_unit("topic") == 150_000_000
@@ -40,17 +40,17 @@ def test_units_and_jobs_have_whole_pico_dollars_too() -> None:
     assert one.pico_per_async_job == 1
 
 
-def test_a_label_may_say_how_long_answers_are() -> None:
+def test_label_may_state_max_output_tokens() -> None:
     assert parse_config(label("    max_output_tokens: 4096"), "", {}).labels["one"].max_output_tokens == 4096
     assert read("").labels["one"].max_output_tokens is None
 
 
-def test_without_their_prices_guardrails_and_jobs_have_none() -> None:
+def test_missing_prices_of_guardrails_and_jobs_are_none() -> None:
     assert read("").guardrails is None
     assert read("").labels["one"].pico_per_async_job is None
 
 
-def test_a_place_may_have_prices_of_its_own() -> None:
+def test_endpoint_may_have_its_own_prices() -> None:
     places = "[{region: eu-west-1}, {region: us-east-1, prices_usd_per_1m: {input: 3, output: 4}}]"
     one = parse_config(label(f"    endpoints: {places}"), "", {}).labels["one"]
     first, second = one.endpoints
@@ -58,7 +58,7 @@ def test_a_place_may_have_prices_of_its_own() -> None:
     assert one.prices_at(second).input == 3
 
 
-def test_every_table_of_prices_is_known_by_its_path() -> None:
+def test_every_price_table_has_its_path() -> None:
     prices = (
         "{input: 1, output: 2, latency_optimized: {input: 3, output: 4}, service_tiers: {flex: {input: 5, output: 6}}, "
         "long_context: {above_input_tokens: 200000, input: 7, output: 8}}"
@@ -75,12 +75,12 @@ def test_every_table_of_prices_is_known_by_its_path() -> None:
     assert found.long_context.pico_per_token == PicoPrices(7_000_000, 8_000_000, None, None, None)
 
 
-def test_prices_come_from_the_price_list_unless_negotiated() -> None:
+def test_prices_come_from_price_list_unless_negotiated() -> None:
     assert parse_config(label(), "", {}).labels["one"].price_source == "aws"
     assert parse_config(label("    price_source: config"), "", {}).labels["one"].price_source == "config"
 
 
-def test_metering_at_a_default_price() -> None:
+def test_unlabelled_models_may_have_default_price() -> None:
     price = "{input: 1, output: 2, cache_read: 3, cache_write_5m: 4, cache_write_1h: 5}"
     found = read(f"unlabelled: meter\ndefault_price: {price}").default_price
     assert found == TierPrices(*map(Decimal, (1, 2, 3, 4, 5)))
@@ -95,7 +95,7 @@ def test_metering_at_a_default_price() -> None:
         "m" * 2048,
     ],
 )
-def test_a_model(model: str) -> None:
+def test_model_id_is_accepted(model: str) -> None:
     assert parse_config(label().replace("model: m", f"model: {model}"), "", {}).labels["one"].model == model
 
 
@@ -248,7 +248,7 @@ def test_a_model(model: str) -> None:
         ),
     ],
 )
-def test_a_mistake_in_a_label(text: str, problem: str) -> None:
+def test_invalid_label_is_reported_with_line(text: str, problem: str) -> None:
     assert problems(text) == [f"config.yaml:{problem}"]
 
 
@@ -272,5 +272,5 @@ def test_a_mistake_in_a_label(text: str, problem: str) -> None:
         ("guardrails: {}", "1: guardrails.prices_usd_per_1000_units: required, but missing"),
     ],
 )
-def test_a_mistake_in_the_prices_of_guardrails(text: str, problem: str) -> None:
+def test_invalid_guardrail_prices_are_reported_with_line(text: str, problem: str) -> None:
     assert problems(text + LABELS) == [f"config.yaml:{problem}"]

@@ -15,7 +15,7 @@ from tests.support.config_schema import Everything, Hue, Outer, Point, parse, pr
 
 
 @pytest.mark.parametrize("text", ["", "# nothing", "~", "---\n", "{}"])
-def test_an_empty_text_is_all_defaults(text: str) -> None:
+def test_empty_text_gives_defaults(text: str) -> None:
     assert parse(text) == Everything()
 
 
@@ -45,17 +45,17 @@ def test_an_empty_text_is_all_defaults(text: str) -> None:
         ("named: {a: &p {x: 1}, b: *p}", "named", {"a": Point(1), "b": Point(1)}),
     ],
 )
-def test_a_value_is_read_by_its_type(text: str, name: str, value: Any) -> None:
+def test_value_is_read_by_its_type(text: str, name: str, value: Any) -> None:
     found = getattr(parse(text), name)
     assert found == value
     assert type(found) is type(value) or isinstance(value, dict)
 
 
-def test_money_keeps_its_decimals() -> None:
+def test_money_keeps_all_decimals() -> None:
     assert str(parse("amount: 0.1000000000000000000001").amount) == "0.1000000000000000000001"
 
 
-def test_a_mapping_that_was_read_cannot_be_changed() -> None:
+def test_parsed_mapping_is_immutable() -> None:
     with pytest.raises(TypeError):
         parse("shades: {dark: 3}").shades["dark"] = 4
 
@@ -123,7 +123,7 @@ def test_a_mapping_that_was_read_cannot_be_changed() -> None:
         ("just text", "c.yaml:1: expected a mapping, found text"),
     ],
 )
-def test_each_mistake_has_its_line(text: str, problem: str) -> None:
+def test_each_mistake_is_reported_with_line(text: str, problem: str) -> None:
     assert problems(text) == [problem]
 
 
@@ -157,12 +157,12 @@ def test_each_mistake_has_its_line(text: str, problem: str) -> None:
         ("#" * (MAX_CHARS + 1), f"c.yaml:1: longer than {MAX_CHARS} characters"),
     ],
 )
-def test_what_is_not_yaml_says_where(text: str, problem: str) -> None:
+def test_malformed_yaml_is_reported_with_line(text: str, problem: str) -> None:
     found = problems(text)
     assert found == [problem]
 
 
-def test_aliases_that_stand_for_billions_of_nodes_are_refused_at_once() -> None:
+def test_yaml_alias_bomb_is_refused_quickly() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
     began = time.process_time()
@@ -170,7 +170,7 @@ def test_aliases_that_stand_for_billions_of_nodes_are_refused_at_once() -> None:
     assert time.process_time() - began < 5
 
 
-def test_all_mistakes_are_told_at_once_in_the_order_of_their_lines() -> None:
+def test_all_mistakes_are_reported_in_line_order() -> None:
     text = "high: 0\nis_on: 3\npoint: {}\nnam: x\nnumbers: [a, 1, b]\nlow: 4\ncolor: pink\n"
     assert problems(text, {"APP__SIZE": "9", "APP__SICE": "8"}) == [
         "c.yaml:1: high: below low, which is 4",
@@ -185,13 +185,13 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_their_lines() -> None:
     ]
 
 
-def test_a_problem_is_one_line_of_printable_characters() -> None:
+def test_problem_is_one_line_of_printable_characters() -> None:
     assert problems('color: "a\\nb\\u2028c\\ud800\\e[31m"') == [
         'c.yaml:1: color: expected one of red, green, blue, found "a\\nb\\u2028c\\ud800\\x1b[31m"'
     ]
 
 
-def test_a_rule_speaks_although_another_section_is_broken() -> None:
+def test_rule_is_checked_although_other_section_is_invalid() -> None:
     assert problems("inner: {low: 9, high: 1}\nwhere: {x: u}", schema=Outer) == [
         "c.yaml:1: inner.high: below low, which is 9",
         'c.yaml:2: where.x: expected a whole number, found "u"',
@@ -225,16 +225,16 @@ def test_a_rule_speaks_although_another_section_is_broken() -> None:
         "%TAG !hunter2! x\n%TAG !hunter2! x\n---\n1",
     ],
 )
-def test_what_may_be_a_secret_is_never_repeated(text: str) -> None:
+def test_possible_secret_in_file_is_redacted(text: str) -> None:
     assert not any("hunter2" in problem for problem in problems(text))
 
 
 @pytest.mark.parametrize("variable", ["APP__SECRET", "APP__HIDDEN", "APP__API_KEY_FILE", "APP__POINT", "APP__XYZ"])
-def test_nor_is_the_value_of_a_variable(variable: str) -> None:
+def test_variable_value_is_redacted(variable: str) -> None:
     assert not any("hunter2" in problem for problem in problems("", {variable: "hunter2"}))
 
 
-def test_a_secret_is_told_where_it_belongs() -> None:
+def test_misplaced_secret_is_reported_without_value() -> None:
     assert problems("api_key: x\npoint: {x: 1, password: y}") == [
         "c.yaml:1: api_key: a secret never stands in the configuration itself; name its source with api_key_file",
         "c.yaml:2: point.password: a secret never stands in the configuration itself; "
@@ -242,19 +242,19 @@ def test_a_secret_is_told_where_it_belongs() -> None:
     ]
 
 
-def test_a_file_is_read(tmp_path: Path) -> None:
+def test_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(b"\xef\xbb\xbfname: \xc3\xa9\r\nlow: 3\r\n")
     assert read_file(Everything, path, {}, "APP__") == Everything(name="é", low=3)
 
 
-def test_a_problem_of_a_file_names_the_file(tmp_path: Path) -> None:
+def test_problem_in_file_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("\nlow: x")
     assert unreadable(path) == f'{path}:2: low: expected a whole number, found "x"'
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_file_is_reported(tmp_path: Path) -> None:
     missing, latin, endless = tmp_path / "missing.yaml", tmp_path / "latin.yaml", tmp_path / "endless.yaml"
     latin.write_bytes(b"a: 1\nb: \xe9\n")
     endless.write_bytes(b"#" * (5 * MAX_CHARS))

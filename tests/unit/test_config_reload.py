@@ -89,7 +89,7 @@ def priced(usd: int) -> Config:
     return replace(CONFIG, labels={"only": replace(CONFIG.labels["premium"], model=f"m{usd}")})
 
 
-async def test_all_parts_take_on_what_was_read(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_reload_is_applied_by_all_parts(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     rig.reloading.start(rig.tasks)
     began = rig.clock.now()
     await rig.clock.advance(7)
@@ -120,7 +120,7 @@ async def test_all_parts_take_on_what_was_read(rig: Rig, caplog: pytest.LogCaptu
     ],
 )
 @pytest.mark.parametrize("whose", ["reading", "second part"])
-async def test_what_fails_anywhere_changes_nothing_anywhere(
+async def test_failing_part_prevents_reload_everywhere(
     rig: Rig, trouble: Exception, whose: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig.reloading.start(rig.tasks)
@@ -144,7 +144,7 @@ async def test_what_fails_anywhere_changes_nothing_anywhere(
     assert sys.getswitchinterval() > THREAD_SWITCH_SECONDS
 
 
-async def test_one_that_begins_behind_a_refusal_says_so_until_a_file_is_taken_on(rig: Rig) -> None:
+async def test_start_after_refused_reload_reports_it_until_next_success(rig: Rig) -> None:
     rig.reloading = ConfigReloader(CONFIG, rig.found, rig.clock, is_refused=True)
     rig.reloading.start(rig.tasks)
     assert await rig.reloading.build_checks()["configuration"]() == CONFIG_REFUSED_TEXT
@@ -153,7 +153,7 @@ async def test_one_that_begins_behind_a_refusal_says_so_until_a_file_is_taken_on
     assert (rig.reloading.build_checks(), rig.told()["configuration_refused"]) == ({}, 0)
 
 
-async def test_who_asks_while_it_is_read_has_it_read_once_more_however_many_they_are(rig: Rig) -> None:
+async def test_reload_requests_during_reload_cause_one_more(rig: Rig) -> None:
     rig.reloading.start(rig.tasks)
     rig.gate.clear()
     rig.reads = [priced(1), priced(2), priced(3)]
@@ -167,7 +167,7 @@ async def test_who_asks_while_it_is_read_has_it_read_once_more_however_many_they
     assert [config for _, config in rig.taken] == [priced(1), priced(1), priced(2), priced(2)]
 
 
-async def test_what_is_asked_before_the_start_is_over_is_done_after_it(rig: Rig) -> None:
+async def test_reload_requested_before_start_runs_after_it(rig: Rig) -> None:
     signal.raise_signal(signal.SIGHUP)
     await eventually(lambda: rig.reloading._is_requested)
     assert rig.read == 0
@@ -176,7 +176,7 @@ async def test_what_is_asked_before_the_start_is_over_is_done_after_it(rig: Rig)
     assert rig.read == 1
 
 
-async def test_what_came_before_there_was_a_loop_counts(rig: Rig) -> None:
+async def test_signal_before_event_loop_is_remembered(rig: Rig) -> None:
     kept = signal.getsignal(signal.SIGHUP)
     try:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
@@ -191,7 +191,7 @@ async def test_what_came_before_there_was_a_loop_counts(rig: Rig) -> None:
         signal.signal(signal.SIGHUP, kept)
 
 
-async def test_once_it_stops_nothing_is_taken_on(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_reload_while_stopping_is_ignored(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     rig.reloading.start(rig.tasks)
     rig.gate.clear()
     rig.reads = [priced(1)]
@@ -206,7 +206,7 @@ async def test_once_it_stops_nothing_is_taken_on(rig: Rig, caplog: pytest.LogCap
     assert [record.getMessage() for record in caplog.records] == ["SIGHUP ignored: the process is stopping"]
 
 
-async def test_what_was_asked_for_while_it_read_is_over_too_once_it_stops(rig: Rig) -> None:
+async def test_queued_reload_is_dropped_when_stopping(rig: Rig) -> None:
     """Nothing begins while the loop ends."""
     rig.reloading.start(rig.tasks)
     rig.gate.clear()
@@ -222,7 +222,9 @@ async def test_what_was_asked_for_while_it_read_is_over_too_once_it_stops(rig: R
     assert (rig.read, rig.taken) == (1, [])
 
 
-async def test_nothing_new_is_neither_taken_nor_refused(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unchanged_configuration_is_neither_applied_nor_refused(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
     rig.reloading.start(rig.tasks)
     rig.reads = [None]
     await rig.asked()

@@ -21,12 +21,12 @@ from tests.support.configs import CONFIG_YAML, LABELS, label, problems, read
 # --- config.yaml ------------------------------------------------------------------------------------------------
 
 
-def test_config_yaml_shows_the_defaults_and_the_demonstration_labels() -> None:
+def test_config_yaml_shows_defaults_and_demonstration_labels() -> None:
     shown = load_config(CONFIG_YAML, {})
     assert shown == Config(labels=Config.development().labels)
 
 
-def test_development_needs_no_aws() -> None:
+def test_development_configuration_needs_no_aws() -> None:
     assert Config.development().upstream.endpoint == "simulated"
     assert Config.development().store.engine == "sqlite"
 
@@ -71,7 +71,7 @@ def test_config_yaml_shows_every_key() -> None:
     assert hidden == []
 
 
-def test_each_key_that_config_yaml_leaves_out_of_use_can_be_used() -> None:
+def test_each_commented_key_of_config_yaml_is_valid() -> None:
     text = CONFIG_YAML.read_text()
     unused = re.findall(r"(?m)^ *#\w+:.*$", text)
     assert len(unused) == 17
@@ -82,7 +82,7 @@ def test_each_key_that_config_yaml_leaves_out_of_use_can_be_used() -> None:
             assert re.search("only allowed with|not for HS256|exactly one of", str(error)), error  # noqa: PT017
 
 
-def test_the_file_is_named_as_it_was_given(tmp_path: Path) -> None:
+def test_file_is_named_as_given(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("labels: {}\n")
     with pytest.raises(ConfigError) as caught:
@@ -116,12 +116,12 @@ def test_every_key_can_be_overridden() -> None:
     assert config.on_store_down == "refuse"
 
 
-def test_the_whole_configuration_may_come_from_the_environment() -> None:
+def test_whole_configuration_may_come_from_environment() -> None:
     one = "{one: {model: m, format: nova, prices_usd_per_1m: {input: 1, output: 2}}}"
     assert parse_config("", "", {"PRICE_KEEPER__LABELS": one}) == parse_config(label(), "", {})
 
 
-def test_mistakes_in_variables() -> None:
+def test_mistakes_in_variables_are_reported() -> None:
     environ = {
         "PRICE_KEEPER__STORE__ENGIN": "x",
         "PRICE_KEEPER__STORE__ENGINE": "mysql",
@@ -139,7 +139,7 @@ def test_mistakes_in_variables() -> None:
     ]
 
 
-def test_all_mistakes_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     assert problems("store:\n  engine: mysql\n  regoin: x\nlabels:\n  a: {model: m}\nauth: {max_sessions: x}\n") == [
         'config.yaml:2: store.engine: expected one of sqlite, dynamodb, found "mysql"',
         'config.yaml:3: store.regoin: unknown key; did you mean "region"?',

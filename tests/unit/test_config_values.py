@@ -226,7 +226,7 @@ def test_labels_are_required() -> None:
         ),
     ],
 )
-def test_a_mistake_in_a_value(text: str, problem: str) -> None:
+def test_invalid_value_is_reported_with_line(text: str, problem: str) -> None:
     assert problems(text + LABELS) == [f"config.yaml:{problem}"]
 
 
@@ -246,7 +246,7 @@ def test_a_mistake_in_a_value(text: str, problem: str) -> None:
         ("a-b.c1:80", "a-b.c1", 80, False),
     ],
 )
-def test_an_address(text: str, host: str, port: int, is_loopback: bool) -> None:
+def test_address_is_parsed(text: str, host: str, port: int, is_loopback: bool) -> None:
     address = Address.from_text(text)
     assert (address.host, address.port, address.is_loopback) == (host, port, is_loopback)
     assert str(address) == text
@@ -257,18 +257,18 @@ def test_an_address(text: str, host: str, port: int, is_loopback: bool) -> None:
     "endpoint",
     ["http://localhost:8000", "https://bedrock.example", "http://[::1]:80", "https://10.0.0.1", "https://a:1"],
 )
-def test_an_endpoint(section: str, endpoint: str) -> None:
+def test_endpoint_is_parsed(section: str, endpoint: str) -> None:
     assert getattr(read(f"{section}: {{endpoint: '{endpoint}'}}"), section).endpoint == endpoint
 
 
-def test_a_simulated_bedrock() -> None:
+def test_simulated_endpoint_is_accepted() -> None:
     assert read("upstream: {endpoint: simulated}").upstream.endpoint == "simulated"
 
 
 @pytest.mark.parametrize(
     "region", ["us-east-1", "eu-central-2", "us-gov-west-1", "us-isob-east-1", "cn-north-1", "eusc-de-east-1"]
 )
-def test_a_region(region: str) -> None:
+def test_region_is_parsed(region: str) -> None:
     assert read(f"store: {{region: {region}}}").store.region == region
 
 
@@ -281,7 +281,7 @@ def test_a_region(region: str) -> None:
         ("{kid: a, alg: RS256, public_key_file: k}", KeyConfig("a", "RS256", public_key_file="k")),
     ],
 )
-def test_a_key(key: str, expected: KeyConfig) -> None:
+def test_signing_key_is_parsed(key: str, expected: KeyConfig) -> None:
     assert read(f"auth: {{keys: [{key}]}}").auth.keys == (expected,)
 
 
@@ -295,16 +295,16 @@ def test_a_key(key: str, expected: KeyConfig) -> None:
         "http://localhost:1",
     ],
 )
-def test_where_credentials_are_made(url: str) -> None:
+def test_control_url_is_accepted(url: str) -> None:
     assert read(f"auth: {{control_url: '{url}'}}").auth.control_url == url
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "'[::1]", "localhost"])
-def test_an_identity_on_loopback(host: str) -> None:
+def test_identity_on_loopback_is_accepted(host: str) -> None:
     quote = "'" if host.startswith("'") else ""
     text = f"auth: {{mode: identity, identity: {{org: {ORG}, app: a}}}}\nlisten: {{data: {host}:0{quote}}}"
     assert read(text).auth.identity == IdentityConfig(ORG, "a")
 
 
-def test_any_free_port_may_be_asked_for_twice() -> None:
+def test_port_zero_may_be_given_twice() -> None:
     assert read("listen: {data: 127.0.0.1:0, control: 127.0.0.1:0}").listen.control.port == 0

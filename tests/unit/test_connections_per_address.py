@@ -32,7 +32,7 @@ async def nothing(_: Request, __: Responder) -> None: ...
         ("2001:db8::1", "2001:db8::ffff:1", "2001:db8:0:1::1"),
     ],
 )
-async def test_one_address_leaves_room_for_others(one: str, same: str, another: str) -> None:
+async def test_one_address_has_at_most_half_of_connections(one: str, same: str, another: str) -> None:
     async with Tasks(SystemClock()) as tasks:
         listener = Listener(nothing, SystemClock(), tasks, ServerLimits(connections=10, connections_per_network=3))
         connections = [Connection() for _ in range(3)]
@@ -52,7 +52,7 @@ async def test_one_address_leaves_room_for_others(one: str, same: str, another: 
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", ""])
-async def test_all_programs_of_this_machine_share_all_of_them(address: str) -> None:
+async def test_local_programs_share_all_connections(address: str) -> None:
     async with Tasks(SystemClock()) as tasks:
         listener = Listener(nothing, SystemClock(), tasks, ServerLimits(connections=10, connections_per_network=3))
         for _ in range(10):
@@ -61,7 +61,7 @@ async def test_all_programs_of_this_machine_share_all_of_them(address: str) -> N
         assert listener.count_surplus(address) == 1
 
 
-def test_it_is_half_of_those_there_are_descriptors_for() -> None:
+def test_share_of_address_follows_from_descriptors() -> None:
     assert fit_to_descriptors(UNLIMITED_DESCRIPTORS).connections_per_network == DEFAULT_LIMITS.connections // 2
     few = fit_to_descriptors(1024)
     assert few.connections_per_network == few.connections // 2

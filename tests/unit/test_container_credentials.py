@@ -71,7 +71,7 @@ async def end_all(store: MemoryStore) -> None:
     await store.update(Update(schema.app_config_key(ORG, "web"), add={SESSIONS_GENERATION: 1}))
 
 
-async def test_revoked_here_it_is_made_anew_at_once_and_elsewhere_within_a_minute(
+async def test_revoked_token_is_reissued_here_at_once_and_elsewhere_within_a_minute(
     two: list[Served], clock: ManualClock, secret: str
 ) -> None:
     here, there = two
@@ -87,7 +87,7 @@ async def test_revoked_here_it_is_made_anew_at_once_and_elsewhere_within_a_minut
         assert await each.token(secret) == new
 
 
-async def test_whoever_fetches_on_every_call_costs_a_read_or_two_a_minute(
+async def test_fetch_on_every_call_costs_one_or_two_reads_a_minute(
     two: list[Served], clock: ManualClock, secret: str
 ) -> None:
     here, _ = two
@@ -100,7 +100,7 @@ async def test_whoever_fetches_on_every_call_costs_a_read_or_two_a_minute(
     assert here.instance.link.calls.count("get") <= 11
 
 
-async def test_what_was_made_by_what_is_over_is_not_handed_out(
+async def test_token_of_ended_generation_is_not_issued(
     two: list[Served], store: MemoryStore, clock: ManualClock, secret: str
 ) -> None:
     """What is known here of the client is up to a minute old, and nothing was handed out yet."""
@@ -114,7 +114,7 @@ async def test_what_was_made_by_what_is_over_is_not_handed_out(
     assert await here.is_welcome(token)
 
 
-async def test_of_many_at_once_one_makes_it(two: list[Served], store: MemoryStore, secret: str) -> None:
+async def test_concurrent_requests_share_one_token(two: list[Served], store: MemoryStore, secret: str) -> None:
     here, _ = two
     assert len(set(await asyncio.gather(*(here.token(secret) for _ in range(50))))) == 1
     await end_all(store)
@@ -125,9 +125,7 @@ async def test_of_many_at_once_one_makes_it(two: list[Served], store: MemoryStor
 
 
 @pytest.mark.parametrize("back", [1, 5, 8, 86_400])
-async def test_a_clock_that_was_set_back_keeps_nobody_out(
-    two: list[Served], clock: ManualClock, secret: str, back: float
-) -> None:
+async def test_clock_set_back_locks_nobody_out(two: list[Served], clock: ManualClock, secret: str, back: float) -> None:
     here, _ = two
     first = await here.token(secret)
     clock.set_wall(clock.now() - back)
@@ -138,7 +136,7 @@ async def test_a_clock_that_was_set_back_keeps_nobody_out(
     assert (token == first) == (back <= 5)
 
 
-async def test_wrong_secrets_and_nothing_else_are_counted(two: list[Served], store: MemoryStore, secret: str) -> None:
+async def test_only_wrong_secrets_are_counted(two: list[Served], store: MemoryStore, secret: str) -> None:
     here, _ = two
     found: list[Any] = []
     for _ in range(FAILURE_BURST + 1):

@@ -17,7 +17,7 @@ from tests.support.clock import ManualClock
 from tests.support.effort import tries
 
 
-def test_room_full_displaces_the_oldest_connection_without_a_place() -> None:
+def test_full_registry_closes_oldest_idle_connection() -> None:
     crowd = ConnectionRegistry(
         ManualClock(), ControlPortLimits(max_connections=4, max_per_network=4, reserved_for_loopback=0)
     )
@@ -37,7 +37,7 @@ def test_room_full_displaces_the_oldest_connection_without_a_place() -> None:
     assert not any(each.is_cut for each in newcomers)
 
 
-def test_a_full_address_displaces_its_own_connections_alone() -> None:
+def test_full_address_closes_its_own_connections_only() -> None:
     crowd = ConnectionRegistry(
         ManualClock(), ControlPortLimits(max_connections=10, max_per_network=2, reserved_for_loopback=0)
     )
@@ -48,7 +48,7 @@ def test_a_full_address_displaces_its_own_connections_alone() -> None:
     assert [each.is_cut for each in (*others, *own)] == [False, False, True, False]
 
 
-def test_nobody_from_elsewhere_takes_the_place_of_who_is_here() -> None:
+def test_remote_connections_do_not_displace_local_ones() -> None:
     crowd = ConnectionRegistry(
         ManualClock(), ControlPortLimits(max_connections=6, max_per_network=6, reserved_for_loopback=2)
     )
@@ -59,7 +59,7 @@ def test_nobody_from_elsewhere_takes_the_place_of_who_is_here() -> None:
     assert [each.is_cut for each in (*here, *elsewhere)] == [False, False, True, True, True, False, False]
 
 
-def test_who_only_stays_here_takes_no_more_than_is_kept_for_this_machine() -> None:
+def test_idle_local_connections_take_no_more_than_reserved() -> None:
     """All of 127.0.0.0/8 is here, so a share for each address is no bound."""
     crowd = ConnectionRegistry(
         ManualClock(), ControlPortLimits(max_connections=8, max_per_network=2, reserved_for_loopback=2)
@@ -73,7 +73,7 @@ def test_who_only_stays_here_takes_no_more_than_is_kept_for_this_machine() -> No
 # Places.
 
 
-def test_requests_of_a_kind_leave_places_to_others() -> None:
+def test_each_slot_class_leaves_slots_to_others() -> None:
     crowd = ConnectionRegistry(
         ManualClock(), ControlPortLimits(max_connections=64, max_per_network=32, reserved_for_loopback=0)
     )
@@ -95,7 +95,7 @@ def test_requests_of_a_kind_leave_places_to_others() -> None:
     assert crowd.add(_Connection(), "192.0.2.4")
 
 
-def test_places_and_what_is_kept_for_this_machine_leave_room_for_a_newcomer_from_elsewhere() -> None:
+def test_busy_and_reserved_slots_leave_room_for_new_remote_connection() -> None:
     crowd = ConnectionRegistry(ManualClock())
     for _ in range(DEFAULT_PORT_LIMITS.reserved_for_loopback):
         assert crowd.add(_Connection(), "127.0.0.1")
@@ -107,7 +107,7 @@ def test_places_and_what_is_kept_for_this_machine_leave_room_for_a_newcomer_from
     assert places == 14 * (DEFAULT_PORT_LIMITS.max_connections - 2 * DEFAULT_PORT_LIMITS.reserved_for_loopback) // 16
 
 
-def test_a_place_is_for_one_request() -> None:
+def test_slot_is_released_after_one_request() -> None:
     crowd = ConnectionRegistry(
         ManualClock(), ControlPortLimits(max_connections=16, max_per_network=4, reserved_for_loopback=0)
     )
@@ -135,7 +135,7 @@ _STEPS = st.lists(
 
 @settings(max_examples=tries(200))
 @given(_STEPS, st.integers(0, 2000))
-def test_a_newcomer_is_accepted_and_no_request_at_work_is_cut(
+def test_new_connection_is_accepted_without_closing_busy_one(
     steps: list[tuple[str, int, str, SlotClass]], descriptors: int
 ) -> None:
     """Whatever was done before: so a probe is read, and so is the head of an administrator."""
@@ -166,7 +166,7 @@ def test_a_newcomer_is_accepted_and_no_request_at_work_is_cut(
 
 
 @pytest.mark.parametrize("descriptors", [0, 64, 96, 256, 1024, 65_536])
-def test_few_descriptors_are_not_all_taken(descriptors: int) -> None:
+def test_few_descriptors_are_not_all_used(descriptors: int) -> None:
     fitted = fit_port_limits(descriptors)
     assert fitted.max_connections <= max(8, descriptors / 8)
     assert 2 * fitted.max_per_network <= fitted.max_connections
@@ -174,7 +174,7 @@ def test_few_descriptors_are_not_all_taken(descriptors: int) -> None:
     assert (fitted == DEFAULT_PORT_LIMITS) == (descriptors >= 1024)
 
 
-def test_a_probe_of_this_machine_gets_through_whatever_comes_from_others() -> None:
+def test_local_probe_is_accepted_during_remote_flood() -> None:
     crowd = ConnectionRegistry(ManualClock())
     for number in range(500):
         others = _Connection()
@@ -187,7 +187,7 @@ def test_a_probe_of_this_machine_gets_through_whatever_comes_from_others() -> No
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "2001:db8::{:x}"])
-def test_one_address_does_not_take_all_the_room(address: str) -> None:
+def test_one_address_does_not_fill_registry(address: str) -> None:
     crowd = ConnectionRegistry(ManualClock())
     joined = [_Connection() for _ in range(100)]
     for number, each in enumerate(joined):

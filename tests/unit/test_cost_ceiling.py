@@ -63,12 +63,12 @@ def said(*blocks: Any) -> dict[str, Any]:
         ({"cache_read": Decimal(0)}, 15, 15),
     ],
 )
-def test_the_dearest_price_of_any_table(more: dict[str, Any], input: int, output: int) -> None:
+def test_ceiling_uses_highest_price_of_any_table(more: dict[str, Any], input: int, output: int) -> None:
     found = asked(said({"text": "a"}), prices=cost_ceiling.CallPrices([build_price_table(replace(PLAIN, **more))]))
     assert found.pico == (found.input_tokens * input + 100 * output) * 10**6
 
 
-def test_the_dearest_place_of_a_label() -> None:
+def test_ceiling_uses_most_expensive_target_of_label() -> None:
     dear_input = build_price_table(replace(PLAIN, input=Decimal(50)))
     dear_output = build_price_table(replace(PLAIN, output=Decimal(5000)))
     prices = cost_ceiling.CallPrices([PRICES.price_tables[0], dear_input, dear_output])
@@ -95,7 +95,7 @@ def test_the_dearest_place_of_a_label() -> None:
     ],
 )
 @pytest.mark.parametrize("ascii", [True, False])
-def test_a_token_for_every_byte_however_it_is_written(text: str, ascii: bool) -> None:
+def test_ceiling_has_one_token_per_byte_in_any_encoding(text: str, ascii: bool) -> None:
     body = json.dumps(said({"text": text}), ensure_ascii=ascii, indent=1).encode()
     found = asked(body).input_tokens
     longest = max(len(normalize(form, text).encode()) for form in ("NFC", "NFKC"))
@@ -103,7 +103,7 @@ def test_a_token_for_every_byte_however_it_is_written(text: str, ascii: bool) ->
     assert found == asked(json.dumps(said({"text": text})).encode()).input_tokens
 
 
-def test_every_character_that_grows_in_a_normal_form_is_known() -> None:
+def test_characters_that_grow_when_normalised_are_known() -> None:
     for code in range(0x80, sys.maxunicode + 1):
         if not 0xD800 <= code < 0xE000:
             character = chr(code)
@@ -113,7 +113,7 @@ def test_every_character_that_grows_in_a_normal_form_is_known() -> None:
     assert token_bound.measure_growth("Grüße, 天地, привет 😀 한국어 العربية".encode()) == 0
 
 
-def test_what_a_template_adds_is_set_aside_for_each() -> None:
+def test_ceiling_includes_template_tokens() -> None:
     def tokens(more: dict[str, Any]) -> int:
         body = {**said({"text": "a"}), **more}
         return asked(body).input_tokens - len(json.dumps(body, separators=(",", ":")))
@@ -127,7 +127,7 @@ def test_what_a_template_adds_is_set_aside_for_each() -> None:
     assert two - one == one - bare - token_bound.TOOLS_TOKENS
 
 
-def test_the_text_of_tools_may_be_written_in_ascii() -> None:
+def test_tool_text_is_bounded_as_ascii_escapes() -> None:
     use = {"toolUse": {"toolUseId": "1", "name": "f", "input": {"q": "天" * 1000}}}
     assert asked(said(use)).input_tokens >= 6000
 
@@ -154,7 +154,7 @@ DATA = {"type": "base64", "media_type": "image/png", "data": "aGk="}
     ],
     ids=lambda block: next(iter(block)),
 )
-def test_what_is_no_text_is_left_to_count(block: Any) -> None:
+def test_non_text_block_needs_token_count(block: Any) -> None:
     found = asked(said({"text": "a"}, block))
     assert found.needs_count
     assert found.input_tokens == UNCOUNTED_TOKENS
@@ -167,7 +167,7 @@ def test_what_is_no_text_is_left_to_count(block: Any) -> None:
 
 
 @pytest.mark.parametrize("count", [-1, 1.0, True, None, "5"])
-def test_a_count_that_is_none_is_refused(count: Any) -> None:
+def test_invalid_token_count_is_refused(count: Any) -> None:
     with pytest.raises(InvalidRequest):
         apply_count(asked(said({"image": BYTES})), PRICES, count)
 
@@ -189,12 +189,12 @@ def claude(*blocks: Any, **more: Any) -> dict[str, Any]:
         claude(tools=[{"type": "bash_20250124", "name": "bash"}]),
     ],
 )
-def test_so_is_what_claude_is_shown(body: Any) -> None:
+def test_non_text_block_in_claude_body_needs_token_count(body: Any) -> None:
     assert asked(body, INVOKE).needs_count
     assert asked(body, Operation.INVOKE_STREAM).needs_count
 
 
-def test_chat_completions_cannot_be_counted() -> None:
+def test_chat_completions_with_images_are_refused() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
     body = {"max_tokens": 9, "messages": [{"role": "user", "content": [image]}]}
     assert asked(body, INVOKE, "mistral").needs_count
@@ -244,17 +244,17 @@ USE = {"toolUseId": "1", "name": "f", "input": {}}
         (Operation.INVOKE_BIDIRECTIONAL, "nova", {}),
     ],
 )
-def test_what_nobody_knows_is_refused(operation: Operation, format: str, body: Any) -> None:
+def test_unknown_field_is_refused(operation: Operation, format: str, body: Any) -> None:
     assert refusal(body, operation, format)
 
 
-def test_an_image_by_its_url_is_refused() -> None:
+def test_image_by_url_is_refused() -> None:
     for image in ({"url": "https://a/b.png"}, "https://a/b.png", {}, None):
         content = [{"type": "image_url", "image_url": image}]
         refusal({"max_tokens": 9, "messages": [{"role": "user", "content": content}]}, INVOKE, "mistral")
 
 
-def test_what_clients_of_claude_send_is_known() -> None:
+def test_usual_claude_client_fields_are_known() -> None:
     marked = {"type": "ephemeral", "ttl": "1h"}
     body = claude(
         {"type": "text", "text": "a", "cache_control": marked},
@@ -274,7 +274,7 @@ def test_what_clients_of_claude_send_is_known() -> None:
     assert not asked(body, INVOKE).needs_count
 
 
-def test_a_stored_prompt_is_refused() -> None:
+def test_stored_prompt_is_refused() -> None:
     for operation in (CONVERSE, INVOKE):
         model = "arn:aws:bedrock:us-east-1:123456789012:prompt/ABCDEFGHIJ:1"
         assert "stored prompt" in refusal(said({"text": "a"}), operation, model=model)
@@ -293,19 +293,19 @@ def test_a_stored_prompt_is_refused() -> None:
         b'{"inferenceConfig":[]}', b'{"inferenceConfig":"maxTokens"}', b'{"system":"a"}', b'{"toolConfig":[]}',
     ],
 )  # fmt: skip
-def test_what_is_no_conversation_is_refused(body: bytes) -> None:
+def test_body_without_messages_is_refused(body: bytes) -> None:
     refusal(body)
 
 
 @pytest.mark.parametrize("depth", range(4))
-def test_a_name_that_comes_twice_hides_nothing(depth: int) -> None:
+def test_duplicate_key_is_refused(depth: int) -> None:
     hidden = '"a":{"image":1},"\\u0061":{"text":"b"}'
     for _ in range(depth):
         hidden = f'"x":[{{{hidden}}}]'
     assert "more than once" in refusal(f"{{{hidden}}}".encode())
 
 
-def test_of_many_values_no_objects_are_made() -> None:
+def test_too_many_values_are_refused_without_building_objects() -> None:
     many = json.dumps(said({"text": "a"})).encode()
     for filler in (b"[],", b"{},", b"1,", b'"",'):
         values = many[:-1] + b',"x":[' + filler * (strict_json.MAX_VALUES + 1) + b"1]}"
@@ -327,7 +327,7 @@ UNITS = {"topicPolicyUnits": 150, "contentPolicyUnits": 150, "contentPolicyImage
 GUARDED = PRICES._replace(unit_prices=UNITS)
 
 
-def test_a_guardrail_in_a_call_of_a_model_is_refused() -> None:
+def test_guardrail_in_model_call_is_refused() -> None:
     named = {**said({"text": "a"}), "guardrailConfig": {"guardrailIdentifier": "g", "guardrailVersion": "1"}}
     header = {b"x-amzn-bedrock-guardrailidentifier": b"g"}
     for message in (
@@ -340,7 +340,7 @@ def test_a_guardrail_in_a_call_of_a_model_is_refused() -> None:
     assert asked({**said({"text": "a"}), "guardrailConfig": None}).pico
 
 
-def test_applied_guardrails_are_bounded_by_the_bytes_of_their_text() -> None:
+def test_applied_guardrail_is_bounded_by_bytes_of_text() -> None:
     texts = ["a" * 999, "é" * 2001, "b"]
     body = {"source": "INPUT", "content": [{"text": {"text": text}} for text in texts]}
     found = asked(body, Operation.APPLY_GUARDRAIL, prices=GUARDED)
@@ -356,7 +356,7 @@ def test_applied_guardrails_are_bounded_by_the_bytes_of_their_text() -> None:
     refusal({"content": 5}, Operation.APPLY_GUARDRAIL, prices=GUARDED)
 
 
-def test_so_are_checks() -> None:
+def test_applied_guardrail_checks_are_bounded() -> None:
     body = {"messages": [{"role": "user", "content": [{"text": "a" * 1001}] * 3}], "checks": {}}
     found = asked(body, Operation.CHECK_GUARDRAILS, prices=GUARDED)
     assert found.pico >= price_guardrail(UNITS, dict.fromkeys(UNITS, 6)).pico
@@ -364,13 +364,13 @@ def test_so_are_checks() -> None:
         refusal(spoilt, Operation.CHECK_GUARDRAILS, prices=GUARDED)
 
 
-def test_a_job_has_its_price_whatever_it_holds() -> None:
+def test_asynchronous_job_costs_its_fixed_price() -> None:
     assert asked(b"anything", Operation.ASYNC_INVOKES, prices=PRICES._replace(job_price=7)).pico == 7
     assert "price_usd_per_async_job" in refusal(b"{}", Operation.ASYNC_INVOKES)
 
 
 @pytest.mark.parametrize("operation", [Operation.COUNT_TOKENS, Operation.ASYNC_INVOKE])
-def test_what_is_free_needs_nothing(operation: Operation) -> None:
+def test_free_operation_needs_no_ceiling(operation: Operation) -> None:
     assert asked(b"anything", operation) == CostCeiling(0, 0, 0, b"anything")
 
 
@@ -416,7 +416,7 @@ def test_priced_tier_in_a_priced_mode_has_no_price_together() -> None:
     assert "service tier 'priority' with latency mode 'optimized'" in message
 
 
-def test_a_kind_that_only_the_answer_reveals_is_within_it() -> None:
+def test_usage_kind_known_only_from_response_is_within_ceiling() -> None:
     """Charged at the dearest there is, which the bound has to know."""
     for more in ({"cache_write_1h": None}, {"cache_read": None, "cache_write_5m": Decimal(0)}):
         tariff = build_price_table(replace(PLAIN, **more))  # type: ignore[arg-type]

@@ -52,7 +52,7 @@ def relayed(control: FakeControlService, clock: ManualClock, revoked: set[str]) 
     return new_relay(control, clock, revoked)
 
 
-async def test_asked_once_until_half_the_life_is_gone(
+async def test_credentials_are_fetched_again_after_half_their_life(
     relayed: CredentialRelay, control: FakeControlService, clock: ManualClock
 ) -> None:
     first = await relayed.issue(CREDENTIAL)
@@ -64,7 +64,7 @@ async def test_asked_once_until_half_the_life_is_gone(
     assert control.requests[CREDENTIAL] == 2
 
 
-async def test_half_the_life_is_the_tokens_own_however_late_it_was_fetched(
+async def test_half_life_counts_from_token_issue(
     relayed: CredentialRelay, control: FakeControlService, clock: ManualClock
 ) -> None:
     control.answer = control.issue("web")
@@ -75,14 +75,14 @@ async def test_half_the_life_is_the_tokens_own_however_late_it_was_fetched(
     assert control.requests[CREDENTIAL] == 2
 
 
-async def test_many_at_once_ask_once(relayed: CredentialRelay, control: FakeControlService) -> None:
+async def test_concurrent_requests_share_one_fetch(relayed: CredentialRelay, control: FakeControlService) -> None:
     found = await asyncio.gather(*(relayed.issue(CREDENTIAL) for _ in range(200)))
     assert control.requests[CREDENTIAL] == 1
     assert all(each == found[0] for each in found)
     assert len(relayed._single_flight) == 0
 
 
-async def test_another_secret_of_the_same_client_gets_nothing_that_is_kept(
+async def test_other_secret_of_same_client_gets_no_cached_token(
     relayed: CredentialRelay, control: FakeControlService
 ) -> None:
     await relayed.issue(CREDENTIAL)
@@ -93,7 +93,7 @@ async def test_another_secret_of_the_same_client_gets_nothing_that_is_kept(
     assert "the-secret-of-web" not in repr(relayed.__dict__)
 
 
-async def test_a_refusal_ends_what_is_kept(
+async def test_refusal_evicts_cached_credentials(
     relayed: CredentialRelay, control: FakeControlService, clock: ManualClock
 ) -> None:
     await relayed.issue(CREDENTIAL)
@@ -110,7 +110,7 @@ async def test_a_refusal_ends_what_is_kept(
 @pytest.mark.parametrize(
     "trouble", [ControlServiceFailed("away"), ControlReply(503, b""), ControlReply(302, b""), ControlReply(404, b"{}")]
 )
-async def test_without_the_control_service_what_is_kept_is_good_until_it_expires(
+async def test_control_service_outage_keeps_cached_credentials_until_expiry(
     relayed: CredentialRelay, control: FakeControlService, clock: ManualClock, trouble: Any
 ) -> None:
     first = await relayed.issue(CREDENTIAL)
@@ -125,7 +125,7 @@ async def test_without_the_control_service_what_is_kept_is_good_until_it_expires
     assert caught.value.retry_after == CONTROL_RETRY_SECONDS
 
 
-async def test_for_a_slow_answer_nobody_waits_long_who_has_one_that_is_good(
+async def test_slow_control_service_delays_nobody_with_valid_credentials(
     relayed: CredentialRelay, control: FakeControlService, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REFRESH_TIMEOUT_SECONDS", 0.01)
@@ -136,7 +136,7 @@ async def test_for_a_slow_answer_nobody_waits_long_who_has_one_that_is_good(
     assert control.requests[CREDENTIAL] == 2
 
 
-async def test_who_gave_no_answer_is_left_alone_for_a_moment(
+async def test_failed_fetch_is_not_repeated_at_once(
     relayed: CredentialRelay, control: FakeControlService, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     control.answer = ControlServiceFailed("away", is_away=True)
@@ -154,7 +154,7 @@ async def test_who_gave_no_answer_is_left_alone_for_a_moment(
     ]
 
 
-async def test_a_token_that_was_revoked_is_not_handed_out_again(
+async def test_revoked_token_is_not_issued_again(
     relayed: CredentialRelay, control: FakeControlService, revoked: set[str]
 ) -> None:
     first = await relayed.issue(CREDENTIAL)
@@ -163,14 +163,14 @@ async def test_a_token_that_was_revoked_is_not_handed_out_again(
     assert control.requests[CREDENTIAL] == 2
 
 
-async def test_slowing_down_is_passed_on(relayed: CredentialRelay, control: FakeControlService) -> None:
+async def test_retry_after_is_passed_on(relayed: CredentialRelay, control: FakeControlService) -> None:
     control.answer = ControlReply(429, b"{}", 6.0)
     with pytest.raises(TooManyRequests) as caught:
         await relayed.issue(CREDENTIAL)
     assert caught.value.retry_after == 6.0
 
 
-async def test_an_answer_that_is_none_is_not_handed_out(
+async def test_malformed_response_is_not_issued(
     relayed: CredentialRelay, control: FakeControlService, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     foreign = FakeControlService(clock, "x" * 40).issue("web")
@@ -192,7 +192,7 @@ async def test_an_answer_that_is_none_is_not_handed_out(
 
 
 @pytest.mark.parametrize("shown", ["", "nonsense", f"{WEB}:", f"{WEB}:a b", f"{WEB}:a\r\nX: y", "x:y", f"{WEB}:\xff"])
-async def test_what_can_be_no_secret_is_not_sent_on(
+async def test_malformed_secret_is_not_forwarded(
     relayed: CredentialRelay, control: FakeControlService, shown: str
 ) -> None:
     with pytest.raises(AccessDenied):
@@ -200,7 +200,7 @@ async def test_what_can_be_no_secret_is_not_sent_on(
     assert not control.requests
 
 
-async def test_what_is_kept_and_who_waits_is_bounded(
+async def test_cache_and_waiters_are_bounded(
     control: FakeControlService, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_CACHED_CALLERS", 10)
@@ -217,19 +217,19 @@ async def test_what_is_kept_and_who_waits_is_bounded(
     assert len(relayed._recent_refusals) <= 10
 
 
-async def test_without_a_control_url_nothing_is_handed_out(clock: ManualClock, control: FakeControlService) -> None:
+async def test_missing_control_url_refuses_credentials(clock: ManualClock, control: FakeControlService) -> None:
     with pytest.raises(AccessDenied, match=r"auth\.control_url"):
         await CredentialRelay(None, control.tokens, clock, revocation_check(set())).issue(CREDENTIAL)
 
 
-async def test_nor_is_anybody_taken_for_a_guesser_there(clock: ManualClock, control: FakeControlService) -> None:
+async def test_missing_control_url_counts_no_failed_login(clock: ManualClock, control: FakeControlService) -> None:
     nowhere = CredentialRelay(None, control.tokens, clock, revocation_check(set()))
     for _ in range(FAILURE_BURST + 5):
         with pytest.raises(AccessDenied, match=r"auth\.control_url"):
             await nowhere.issue_throttled("127.0.0.1", CREDENTIAL)
 
 
-async def test_asked_to_slow_down_it_hands_out_what_is_kept_and_asks_later(
+async def test_rate_limited_relay_issues_cached_token_and_retries_later(
     relayed: CredentialRelay, control: FakeControlService, clock: ManualClock
 ) -> None:
     first = await relayed.issue(CREDENTIAL)
@@ -243,7 +243,7 @@ async def test_asked_to_slow_down_it_hands_out_what_is_kept_and_asks_later(
     assert await relayed.issue(CREDENTIAL) != first
 
 
-async def test_a_token_that_the_control_service_does_not_know_to_be_revoked_is_not_kept(
+async def test_revoked_token_from_control_service_is_not_cached(
     relayed: CredentialRelay, control: FakeControlService, clock: ManualClock, revoked: set[str]
 ) -> None:
     control.answer = control.issue("web")
@@ -257,7 +257,7 @@ async def test_a_token_that_the_control_service_does_not_know_to_be_revoked_is_n
     assert control.tokens.verify_access((await relayed.issue(CREDENTIAL))["Token"]).jti not in revoked
 
 
-async def test_wrong_secrets_are_counted_here_by_who_sent_them(
+async def test_wrong_secrets_are_counted_by_address(
     relayed: CredentialRelay, control: FakeControlService, clock: ManualClock
 ) -> None:
     right = await relayed.issue_throttled("127.0.0.1", CREDENTIAL)
@@ -276,7 +276,7 @@ async def test_wrong_secrets_are_counted_here_by_who_sent_them(
         await relayed.issue_throttled("127.0.0.1", "no pair")
 
 
-async def test_a_flood_of_guesses_reaches_the_control_service_at_a_pace(
+async def test_flood_of_guesses_reaches_control_service_rate_limited(
     relayed: CredentialRelay, control: FakeControlService, clock: ManualClock
 ) -> None:
     control.answer = UNAUTHORIZED

@@ -53,7 +53,7 @@ async def outcomes(tasks: list[asyncio.Task[Any]]) -> Counter[type[object]]:
     return Counter(type(each) for each in await asyncio.gather(*tasks, return_exceptions=True))
 
 
-async def test_all_who_show_the_same_wrong_pair_share_one_refusal(
+async def test_same_wrong_pair_shares_one_refusal(
     here: CredentialRelay, control: FakeControlService, clock: ManualClock
 ) -> None:
     control.answer = UNAUTHORIZED
@@ -70,7 +70,7 @@ async def test_all_who_show_the_same_wrong_pair_share_one_refusal(
 
 
 @pytest.mark.parametrize("is_one_pair", [True, False])
-async def test_a_flood_from_one_address_keeps_nobody_else_from_his_own(
+async def test_flood_from_one_address_does_not_block_valid_client(
     here: CredentialRelay, control: FakeControlService, clock: ManualClock, is_one_pair: bool
 ) -> None:
     first = await here.issue_throttled("10.0.0.1", CREDENTIAL)
@@ -85,7 +85,7 @@ async def test_a_flood_from_one_address_keeps_nobody_else_from_his_own(
     assert (await outcomes(guesses))[Busy] >= 1500 - MAX_WAITERS_PER_KEY
 
 
-async def test_of_those_with_a_good_token_one_asks_and_nobody_waits_for_him(
+async def test_holders_of_valid_token_do_not_wait_for_refresh(
     here: CredentialRelay, control: FakeControlService, clock: ManualClock
 ) -> None:
     first = await here.issue(CREDENTIAL)
@@ -112,7 +112,7 @@ async def test_first_fetch_whose_caller_leaves_is_finished_for_the_others(
     assert control.requests[CREDENTIAL] == 1
 
 
-async def test_for_who_is_gone_when_his_turn_comes_nobody_is_asked(
+async def test_cancelled_waiter_causes_no_fetch(
     here: CredentialRelay, control: FakeControlService, clock: ManualClock
 ) -> None:
     filling = flood(here, [new(n) for n in range(RELAY_RATE_PER_ADDRESS.burst)])
@@ -127,7 +127,7 @@ async def test_for_who_is_gone_when_his_turn_comes_nobody_is_asked(
     assert (control.requests[EVIL], control.requests[CREDENTIAL]) == (0, 1)
 
 
-async def test_strangers_in_all_stay_below_what_the_control_service_grants_one_address(
+async def test_first_fetches_stay_below_rate_of_control_service(
     here: CredentialRelay, control: FakeControlService, clock: ManualClock
 ) -> None:
     granted = throttles.LOOKUP_RATE_PER_ADDRESS
@@ -141,7 +141,7 @@ async def test_strangers_in_all_stay_below_what_the_control_service_grants_one_a
     assert Busy in await outcomes(tasks)
 
 
-async def test_strangers_leave_connections_for_those_with_something_kept(
+async def test_first_fetches_leave_connections_for_renewals(
     here: CredentialRelay, control: FakeControlService, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(credential_relay, "SLOT_TIMEOUT_SECONDS", 0.01)
@@ -159,7 +159,7 @@ async def test_strangers_leave_connections_for_those_with_something_kept(
         task.cancel()
 
 
-async def test_one_more_wrong_secret_is_counted_against_who_sent_it(
+async def test_wrong_secret_is_counted_although_control_service_is_rate_limiting(
     here: CredentialRelay, control: FakeControlService, clock: ManualClock
 ) -> None:
     for number in range(FAILURE_BURST):
@@ -178,7 +178,7 @@ async def test_one_more_wrong_secret_is_counted_against_who_sent_it(
 @pytest.mark.parametrize(
     "trouble", [ControlReply(503, b""), ControlReply(403, HTML), ControlServiceFailed("its answer is too large")]
 )
-async def test_one_bad_answer_is_for_those_alone_who_show_the_same(
+async def test_malformed_response_affects_same_credential_only(
     here: CredentialRelay, control: FakeControlService, trouble: Any
 ) -> None:
     control.answer = trouble
@@ -190,7 +190,7 @@ async def test_one_bad_answer_is_for_those_alone_who_show_the_same(
     assert await here.issue_throttled("10.0.0.1", CREDENTIAL)
 
 
-async def test_impatience_is_for_nobody_else(
+async def test_timed_out_caller_does_not_affect_others(
     here: CredentialRelay, control: FakeControlService, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(credential_relay, "REFRESH_TIMEOUT_SECONDS", 0.01)
@@ -204,7 +204,9 @@ async def test_impatience_is_for_nobody_else(
     assert await here.issue(new(1))
 
 
-async def test_what_is_away_is_away_for_all(here: CredentialRelay, control: FakeControlService) -> None:
+async def test_unreachable_control_service_is_unreachable_for_all(
+    here: CredentialRelay, control: FakeControlService
+) -> None:
     control.answer = ControlServiceFailed("no connection", is_away=True)
     with pytest.raises(Busy):
         await here.issue(CREDENTIAL)
@@ -223,7 +225,7 @@ async def test_what_is_away_is_away_for_all(here: CredentialRelay, control: Fake
         error_reply(403, "forbidden"),
     ],
 )
-async def test_only_the_control_service_itself_says_that_a_secret_is_wrong(
+async def test_refusal_of_proxy_in_between_is_not_a_wrong_secret(
     here: CredentialRelay, control: FakeControlService, clock: ManualClock, page: ControlReply
 ) -> None:
     first = await here.issue_throttled("10.0.0.1", CREDENTIAL)
@@ -236,7 +238,7 @@ async def test_only_the_control_service_itself_says_that_a_secret_is_wrong(
         await clock.advance(CONTROL_RETRY_SECONDS)
 
 
-async def test_with_a_clock_that_is_ahead_it_does_not_ask_all_the_time(
+async def test_fast_clock_does_not_fetch_constantly(
     here: CredentialRelay, control: FakeControlService, clock: ManualClock
 ) -> None:
     control.answer = control.issue("web")
@@ -248,13 +250,13 @@ async def test_with_a_clock_that_is_ahead_it_does_not_ask_all_the_time(
     assert 2 < control.requests[CREDENTIAL] <= 7
 
 
-def test_an_address_has_less_than_all() -> None:
+def test_rate_per_address_is_below_total_rate() -> None:
     assert RELAY_RATE_PER_ADDRESS.per_second <= credential_relay.RELAY_RATE_TOTAL.per_second / 2
     assert RELAY_RATE_PER_ADDRESS.burst <= credential_relay.RELAY_RATE_TOTAL.burst / 2
 
 
 @pytest.mark.parametrize(("size", "is_away"), [(10**6, False), (None, True)])
-async def test_only_without_a_connection_it_is_away(size: int | None, is_away: bool) -> None:
+async def test_only_connection_failure_counts_as_unreachable(size: int | None, is_away: bool) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (size or 0) + b"x" * (size or 0))

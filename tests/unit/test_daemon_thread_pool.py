@@ -35,14 +35,14 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
     return Starts(monkeypatch)
 
 
-def test_work_one_after_another_needs_one_thread(starts: Starts) -> None:
+def test_sequential_work_uses_one_thread(starts: Starts) -> None:
     pool = DaemonThreadPool()
     for number in range(50):
         assert pool.submit(lambda each: each + 1, number).result(SECONDS) == number + 1
     assert starts.made <= 2  # one may not be back yet when the next work comes
 
 
-def test_work_that_never_ends_keeps_no_other_waiting(starts: Starts) -> None:
+def test_stuck_work_blocks_no_other(starts: Starts) -> None:
     pool, is_over = DaemonThreadPool(), threading.Event()
     stuck = [pool.submit(is_over.wait) for _ in range(3 * MAX_IDLE_THREADS)]
     assert pool.submit(lambda: "done").result(SECONDS) == "done"
@@ -51,14 +51,14 @@ def test_work_that_never_ends_keeps_no_other_waiting(starts: Starts) -> None:
     assert all(each.result(SECONDS) for each in stuck)
 
 
-def test_what_fails_is_for_who_waits_and_its_thread_goes_on(starts: Starts) -> None:
+def test_failure_reaches_caller_and_thread_continues(starts: Starts) -> None:
     pool = DaemonThreadPool()
     with pytest.raises(ZeroDivisionError):
         pool.submit(lambda: 1 // 0).result(SECONDS)
     assert pool.submit(lambda: "done").result(SECONDS) == "done"
 
 
-def test_without_a_thread_to_be_had_it_waits_for_one_that_is_there(starts: Starts) -> None:
+def test_thread_start_failure_waits_for_existing_thread(starts: Starts) -> None:
     pool, is_over = DaemonThreadPool(), threading.Event()
     first = pool.submit(is_over.wait)
     starts.is_refused = True
@@ -68,7 +68,7 @@ def test_without_a_thread_to_be_had_it_waits_for_one_that_is_there(starts: Start
     assert [each.result(SECONDS) for each in waiting] == list(range(5))
 
 
-def test_without_any_it_is_a_clear_refusal(starts: Starts) -> None:
+def test_thread_start_failure_without_threads_is_refused(starts: Starts) -> None:
     pool = DaemonThreadPool()
     starts.is_refused = True
     with pytest.raises(Busy, match="cannot start a thread"):
@@ -77,15 +77,13 @@ def test_without_any_it_is_a_clear_refusal(starts: Starts) -> None:
     assert pool.submit(lambda: "done").result(SECONDS) == "done"
 
 
-def test_nobody_waits_for_a_thread_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submit_does_not_wait_for_thread_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where memory is short it may never: a loop that waits for that stands still for good."""
     monkeypatch.setattr(tasks, "start_new_thread", lambda *_: 0)
     assert not DaemonThreadPool().submit(lambda: None).done()
 
 
-def test_what_a_thread_that_never_began_was_to_do_is_done_by_the_next(
-    starts: Starts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_of_thread_that_never_started_is_done_by_next(starts: Starts, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = DaemonThreadPool()
     with monkeypatch.context() as patch:
         patch.setattr(tasks, "start_new_thread", lambda *_: 0)

@@ -45,7 +45,7 @@ def index() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("lines", "code"), [(LOCK, 1), ("fine==2.0\nold==3.0\n", 2), ("fine==2.0\n", 0)])
-def test_what_is_wrong_what_is_not_told_and_the_licences(
+def test_audit_reports_vulnerabilities_unknowns_and_licences(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: str, code: int
 ) -> None:
     lock = tmp_path / "run.lock"

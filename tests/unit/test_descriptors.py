@@ -15,18 +15,18 @@ from price_keeper.server.server_limits import (
 
 
 @pytest.mark.parametrize("descriptors", [*range(350, 2000, 50), 4096, 20_000, 65_536, 10**9])
-def test_all_that_can_be_open_at_once_fits(descriptors: int) -> None:
+def test_limits_fit_into_descriptors(descriptors: int) -> None:
     limits = fit_to_descriptors(descriptors)
     assert limits.connections >= 16
     assert limits.connections + limits.surplus_connections + limits.requests + RESERVED_DESCRIPTORS <= descriptors
     assert limits.connections <= DEFAULT_LIMITS.connections
 
 
-def test_where_there_are_plenty_the_limits_are_the_usual_ones() -> None:
+def test_plenty_of_descriptors_give_default_limits() -> None:
     assert fit_to_descriptors(UNLIMITED_DESCRIPTORS) == DEFAULT_LIMITS
 
 
-def test_where_there_are_hardly_any_a_few_connections_are_still_taken() -> None:
+def test_few_descriptors_still_allow_connections() -> None:
     assert fit_to_descriptors(64).connections > 0
 
 
@@ -46,7 +46,7 @@ def test_where_there_are_hardly_any_a_few_connections_are_still_taken() -> None:
         ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), (), UNLIMITED_DESCRIPTORS, []),
     ],
 )
-def test_the_process_asks_for_what_it_can_get(
+def test_descriptor_limit_is_raised_to_maximum(
     limits: tuple[int, int],
     refused: tuple[int, ...],
     expected: int,

@@ -16,7 +16,7 @@ from price_keeper.errors import PriceKeeperError
 from price_keeper.ledger.flusher import FlushInterval
 
 
-def test_it_stays_the_same_and_is_its_owners_alone(tmp_path: Path) -> None:
+def test_generated_secret_is_kept_and_private(tmp_path: Path) -> None:
     made = iter(["first", "second"])
     file = tmp_path / "new" / "secret"
     for _ in range(2):
@@ -25,7 +25,7 @@ def test_it_stays_the_same_and_is_its_owners_alone(tmp_path: Path) -> None:
     assert os.listdir(file.parent) == ["secret"]
 
 
-def test_whoever_finds_it_finds_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generated_file_appears_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "secret"
     seen = []
     real = os.link
@@ -39,7 +39,7 @@ def test_whoever_finds_it_finds_all_of_it(tmp_path: Path, monkeypatch: pytest.Mo
     assert seen == [(False, "whole")]
 
 
-def test_of_two_that_start_at_once_both_have_the_first_ones(tmp_path: Path) -> None:
+def test_concurrent_starts_share_first_secret(tmp_path: Path) -> None:
     file = tmp_path / "secret"
 
     def slower() -> str:
@@ -50,7 +50,7 @@ def test_of_two_that_start_at_once_both_have_the_first_ones(tmp_path: Path) -> N
     assert os.listdir(tmp_path) == ["secret"]
 
 
-def test_what_is_to_be_pasted_is_good_for_any_folder(tmp_path: Path) -> None:
+def test_pasted_exports_work_for_any_folder_name(tmp_path: Path) -> None:
     """A shell takes what stands there as names, whatever is in them."""
     folder = tmp_path / "my $(touch made) data"
     started: Any = SimpleNamespace(data_address="127.0.0.1:1", control_address="127.0.0.1:2")
@@ -62,7 +62,7 @@ def test_what_is_to_be_pasted_is_good_for_any_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_there_are_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_is_created_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def link(*_: Any) -> None:
         raise OSError(errno.EPERM, "not here")
 
@@ -71,13 +71,13 @@ def test_where_there_are_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert os.listdir(tmp_path) == ["secret"]
 
 
-def test_where_nothing_can_be_kept(tmp_path: Path) -> None:
+def test_unwritable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(PriceKeeperError, match="cannot keep"):
         _read_or_create(tmp_path / "file" / "secret", lambda: "made")
 
 
-def test_what_is_spent_is_in_the_store_after_a_second_however_little_it_is(tmp_path: Path) -> None:
+def test_dev_mode_flushes_within_a_second(tmp_path: Path) -> None:
     journal = build_dev_config(tmp_path, 0, 0, None).journal
     pace = FlushInterval(journal.flush_interval_secs, journal.flush_interval_max_secs)
     for _ in range(10):

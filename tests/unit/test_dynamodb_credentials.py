@@ -29,7 +29,7 @@ async def _used(renewed: StoreCredentials) -> Any:
     return (await renewed.get_frozen_credentials()).access_key
 
 
-async def test_another_chain_is_asked_at_once_where_they_are_refused_and_once_for_all_who_were() -> None:
+async def test_refused_credentials_rebuild_chain_once_for_all() -> None:
     clock = ManualClock()
     renewed = StoreCredentials(Chains(), clock.monotonic)
     assert [await _used(renewed) for _ in range(3)] == ["KEY1"] * 3
@@ -40,7 +40,7 @@ async def test_another_chain_is_asked_at_once_where_they_are_refused_and_once_fo
     assert await _used(renewed) == "KEY2"  # by the same chain, which has not been refused
 
 
-async def test_what_goes_on_being_refused_is_looked_for_ever_more_seldom() -> None:
+async def test_repeated_refusals_back_off_renewal() -> None:
     clock, chains = ManualClock(), Chains()
     renewed, looks, made = StoreCredentials(chains, clock.monotonic), list[int](), 0
     for second in range(400):
@@ -60,7 +60,7 @@ async def test_what_goes_on_being_refused_is_looked_for_ever_more_seldom() -> No
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
-async def test_the_last_ones_hold_where_there_are_no_others(is_refused: bool) -> None:
+async def test_last_credentials_stay_when_no_others_exist(is_refused: bool) -> None:
     clock, found = ManualClock(), [SimpleNamespace(access_key="KEY", account_id=None)]
     renewed = StoreCredentials(lambda: lambda: found.pop() if found else None, clock.monotonic)
     assert await _used(renewed) == "KEY"

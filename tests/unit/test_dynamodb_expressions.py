@@ -16,5 +16,5 @@ from price_keeper.stores.dynamodb_expressions import item_from_wire
         ({"L": [{"NULL": True}]}, [""]),
     ],
 )
-def test_sets_are_lists_and_nothing_is_empty(wire: dict[str, object], found: object) -> None:
+def test_sets_and_nulls_of_dynamodb_are_read(wire: dict[str, object], found: object) -> None:
     assert item_from_wire({"tags": wire, "none": {"NULL": True}}) == {"tags": found}

@@ -42,13 +42,13 @@ def plan(org: Any, app: Any = None, now: float = NOW) -> EffectiveSettings:
     return resolve_settings(org, app, DEFAULTS, DEFAULT_ALERT_THRESHOLDS, now)
 
 
-def test_without_any_item_the_defaults_hold_and_there_is_no_budget() -> None:
+def test_settings_without_items_are_defaults_without_budget() -> None:
     assert plan(None) == EffectiveSettings(
         load_zone("UTC"), "APP", 8, Period.DAY, (), {}, True, "soft", 95, 300.0, 60.0, DEFAULT_ALERT_THRESHOLDS, 0
     )
 
 
-def test_what_the_org_says_goes_over_the_defaults() -> None:
+def test_org_settings_override_defaults() -> None:
     quotas = {"premium": 5 * MICRO, "economy": 7 * MICRO, "guardrails": MICRO}
     zone = load_zone("America/New_York")
     assert plan(ORG) == EffectiveSettings(
@@ -71,7 +71,7 @@ ORGS_ALONE = [("timezone", "UTC"), ("quota_scope", "ORG"), ("period", "day"), ("
 
 
 @pytest.mark.parametrize(("attribute", "value", "field", "expected", "is_budget"), OWN, ids=[row[0] for row in OWN])
-def test_what_an_app_says_goes_over_its_org(
+def test_app_settings_override_org_settings(
     attribute: str, value: Any, field: str, expected: Any, is_budget: bool
 ) -> None:
     found = plan(ORG, {attribute: value})
@@ -82,17 +82,17 @@ def test_what_an_app_says_goes_over_its_org(
 
 
 @pytest.mark.parametrize(("attribute", "value"), ORGS_ALONE)
-def test_what_is_the_orgs_alone_no_app_changes(attribute: str, value: Any) -> None:
+def test_org_only_attributes_of_app_are_ignored(attribute: str, value: Any) -> None:
     assert plan(ORG, {attribute: value}) == plan(ORG)
 
 
-def test_versions_of_a_scope_grow_with_every_change_that_may_concern_it() -> None:
+def test_version_grows_with_every_relevant_change() -> None:
     assert plan(ORG, {"version": 3}).version == 7
     assert plan(ORG | {"quota_scope": "ORG"}, {"version": 3}).version == 4  # all apps share one budget
     assert plan(ORG | {"version": "x"}, {"version": 3}).version == 3
 
 
-def test_tight_is_never_slower_than_normal() -> None:
+def test_tight_interval_is_never_longer_than_normal() -> None:
     assert plan(ORG, {"refresh_interval_normal_secs": 1}).tight_secs == 1.0
 
 
@@ -119,7 +119,7 @@ MONEY = [
 
 
 @pytest.mark.parametrize(("written", "ordering", "quotas"), MONEY)
-def test_money_fails_closed(written: dict[str, Any], ordering: tuple[str, ...], quotas: dict[str, int]) -> None:
+def test_invalid_quota_fails_closed(written: dict[str, Any], ordering: tuple[str, ...], quotas: dict[str, int]) -> None:
     found = plan(ORG | written)
     assert (found.ordering, found.quotas) == (ordering, quotas)
     assert found.problems
@@ -146,14 +146,14 @@ PASSED_OVER = [
 
 
 @pytest.mark.parametrize(("attribute", "value", "field", "expected"), PASSED_OVER)
-def test_what_cannot_be_used_is_passed_over_and_told(attribute: str, value: Any, field: str, expected: Any) -> None:
+def test_invalid_attribute_is_ignored_and_reported(attribute: str, value: Any, field: str, expected: Any) -> None:
     found = plan({attribute: value})
     assert getattr(found, field) == expected
     assert len(found.problems) == 1
     assert f"org: {attribute}: " in found.problems[0]
 
 
-def test_of_an_app_that_cannot_be_used_the_orgs_holds() -> None:
+def test_invalid_app_attribute_falls_back_to_org() -> None:
     found = plan(ORG, {"enforcement": "Hard", "alert_thresholds_pct": 7, "tight_mode_threshold_pct": 101})
     assert (found.enforcement, found.thresholds, found.tight_pct) == ("shadow", (10, 90), 80)
     assert [line.split(": ")[:2] for line in found.problems] == [
@@ -171,7 +171,7 @@ WAITING = ORG | {
 }
 
 
-def test_until_the_turn_what_was_settled_holds_and_nothing_else() -> None:
+def test_settled_values_apply_until_change_time() -> None:
     before = plan(WAITING)
     assert (before.zone.key, before.quota_scope, before.period) == ("Asia/Tokyo", "ORG", Period.MONTH)
     assert plan(WAITING, now=NOW + 59.999) == before
@@ -179,7 +179,7 @@ def test_until_the_turn_what_was_settled_holds_and_nothing_else() -> None:
     assert before.quotas == plan(ORG).quotas
 
 
-def test_who_keeps_plans_is_told_when_they_turn() -> None:
+def test_change_time_is_reported_to_caches() -> None:
     assert find_change_time(WAITING, NOW) == NOW + 60
     assert find_change_time(WAITING, NOW + 60) is None
     assert find_change_time(ORG, NOW) is None
@@ -187,11 +187,11 @@ def test_who_keeps_plans_is_told_when_they_turn() -> None:
 
 
 @pytest.mark.parametrize("spoilt", [{"settled": "x"}, {"settled_until_epoch": "soon"}, {"settled_until_epoch": True}])
-def test_a_spoilt_turn_is_none(spoilt: dict[str, Any]) -> None:
+def test_malformed_change_time_is_ignored(spoilt: dict[str, Any]) -> None:
     assert plan(WAITING | spoilt) == plan(ORG)
     assert find_change_time(WAITING | spoilt, NOW) is None
 
 
-def test_what_a_settled_value_lacks_the_org_says() -> None:
+def test_missing_settled_value_comes_from_org() -> None:
     found = plan(WAITING | {"settled": {"timezone": "Nowhere", "period": "month"}})
     assert (found.zone.key, found.quota_scope, found.period) == ("America/New_York", "APP", Period.MONTH)

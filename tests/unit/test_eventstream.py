@@ -76,7 +76,7 @@ def watched(parts: list[bytes], wanted: dict[str, int] | None = None) -> tuple[F
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 11, 12, 13, 64, 10_000])
-def test_only_what_is_wanted_is_reported(size):
+def test_only_requested_events_are_reported(size):
     watcher, found = watched(pieces(b"".join(CONVERSATION), size))
     assert found == [Frame("event", "metadata", USAGE, len(USAGE))]
     assert watcher.frames == len(CONVERSATION)
@@ -86,13 +86,13 @@ def test_only_what_is_wanted_is_reported(size):
 
 @pytest.mark.parametrize("size", [1, 50, 10_000])
 @pytest.mark.parametrize("keep", [0, 1, 10, len(USAGE), 10_000])
-def test_the_end_of_a_payload_is_kept(keep, size):
+def test_tail_of_payload_is_kept(keep, size):
     _, found = watched(pieces(b"".join(CONVERSATION), size), {"metadata": keep})
     assert found == [Frame("event", "metadata", USAGE[max(0, len(USAGE) - keep) :], len(USAGE))]
 
 
 @pytest.mark.parametrize("size", [1, 50, 10_000])
-def test_exceptions_and_errors_are_reported_unasked(size):
+def test_exceptions_and_errors_are_always_reported(size):
     stream = (
         DELTA
         + exception("throttlingException", b'{"message":"slow down"}')
@@ -106,19 +106,19 @@ def test_exceptions_and_errors_are_reported_unasked(size):
 
 
 @pytest.mark.parametrize("size", [1000, 10_000_000])
-def test_a_huge_exception_is_kept_in_part(size):
+def test_huge_exception_is_truncated(size):
     watcher, found = watched(pieces(exception("x", b"y" * 200_000), size))
     assert found == [Frame("exception", "x", b"y" * MAX_EXCEPTION_PAYLOAD, 200_000)]
     assert watcher.close() is None
 
 
-def test_an_exception_is_not_mistaken_for_an_event_of_its_name():
+def test_exception_is_not_mistaken_for_event_of_same_name():
     headers = {":message-type": "exception", ":event-type": "metadata", ":exception-type": "modelStreamErrorException"}
     _, found = watched([encode_frame(headers, USAGE)])
     assert found == [Frame("exception", "modelStreamErrorException", USAGE, len(USAGE))]
 
 
-def test_kinds_nobody_knows_pass():
+def test_unknown_message_kinds_pass():
     watcher, found = watched(
         [
             encode_frame({":message-type": "novelty", ":event-type": "metadata"}, b"x"),
@@ -129,12 +129,12 @@ def test_kinds_nobody_knows_pass():
     assert (watcher.frames, found, watcher.failure) == (3, [], None)
 
 
-def test_without_a_message_type_a_frame_is_an_event():
+def test_frame_without_message_type_is_an_event():
     _, found = watched([encode_frame({":event-type": "metadata"}, b"x")])
     assert found == [Frame("event", "metadata", b"x", 1)]
 
 
-def test_every_type_of_header_is_stepped_over():
+def test_every_header_type_is_skipped():
     block = b"".join(
         [
             header(b"true", 0, b""),
@@ -156,7 +156,7 @@ def test_every_type_of_header_is_stepped_over():
         assert watcher.close() is None
 
 
-def test_a_stream_with_ever_new_headers():
+def test_stream_with_many_event_kinds_keeps_cache_bounded():
     """More kinds of blocks than are remembered, short ones and long ones."""
     frames = [
         encode_frame({":event-type": "metadata", ":message-type": "event", "n": f"{n}" * repeat}, b"%d" % n)
@@ -172,7 +172,7 @@ def test_a_stream_with_ever_new_headers():
 # ---------------------------------------------------------------- where in the stream it stands
 
 
-def test_it_says_where_a_frame_could_be_put_in():
+def test_unfinished_is_true_between_frame_boundaries():
     watcher = FrameWatcher({})
     for part, unfinished in [
         (b"", 0),
@@ -191,7 +191,7 @@ def test_it_says_where_a_frame_could_be_put_in():
 
 
 @pytest.mark.parametrize("cut", range(1, len(DELTA)))
-def test_a_stream_cut_short(cut):
+def test_truncated_stream_fails_at_close(cut):
     for parts in ([DELTA + DELTA[:cut]], [DELTA, DELTA[:cut]], pieces(DELTA + DELTA[:cut], 1)):
         watcher, _ = watched(parts)
         assert watcher.failure is None
@@ -202,7 +202,7 @@ def test_a_stream_cut_short(cut):
         assert "ends too early" in str(failure)
 
 
-def test_an_empty_stream_is_whole():
+def test_empty_stream_is_complete():
     watcher, found = watched([b"", b""])
     assert (watcher.close(), found) == (None, [])
 
@@ -243,7 +243,7 @@ LENGTHS_ONLY_CRC = "the CRC of the lengths is wrong"
         (framed(text(b"ab", b"x") + text(b"ab", b"y")), "the header 'ab' comes twice"),
     ],
 )
-def test_a_fault_is_told_once_and_ends_the_watch(broken, fault, size):
+def test_malformed_frame_fails_once_and_ends_parsing(broken, fault, size):
     before = event("metadata", b"first")
     watcher, found = watched(pieces(before + broken + event("metadata", b"last"), size))
     assert found == [Frame("event", "metadata", b"first", 5)]
@@ -257,7 +257,7 @@ def test_a_fault_is_told_once_and_ends_the_watch(broken, fault, size):
     assert (watcher.frames, watcher.unfinished, watcher.retained) == (1, 0, 0)
 
 
-def test_the_largest_frame_there_may_be():
+def test_frame_of_maximum_size_is_read():
     largest = framed(text(b"a", b"x" * 65_531) + text(b"b", b"y" * 65_531), bytes(MAX_PAYLOAD))
     assert len(largest) == 16 + MAX_HEADERS + MAX_PAYLOAD
     for parts in ([largest], pieces(largest, 1 << 20)):
@@ -268,7 +268,7 @@ def test_the_largest_frame_there_may_be():
 @pytest.mark.parametrize(
     "too_large", [framed(text(b"a", b"x" * 65_535) + text(b"b", b"y" * 65_528)), framed(b"", bytes(MAX_PAYLOAD + 1))]
 )
-def test_a_frame_larger_than_there_may_be(too_large):
+def test_frame_above_maximum_size_fails(too_large):
     for parts in ([too_large], pieces(too_large, 1 << 20), pieces(too_large, 100)):
         watcher, _ = watched(parts)
         assert watcher.frames == 0
@@ -288,16 +288,16 @@ def most_retained(parts: list[bytes], wanted: dict[str, int]) -> int:
     return most
 
 
-def test_of_a_frame_nobody_wants_next_to_nothing_is_held():
+def test_unwanted_frame_is_not_buffered():
     assert most_retained(pieces(event("contentBlockDelta", bytes(10_000_000)), 1024), {"metadata": 4096}) < 120
 
 
-def test_of_a_frame_wanted_in_part_little_more_is_held():
+def test_partly_wanted_frame_is_buffered_in_part():
     assert most_retained(pieces(event("chunk", bytes(10_000_000)), 1024), {"chunk": 4096}) <= 2 * 4096 + 4
 
 
 @pytest.mark.parametrize("keep", [0, 5000, MAX_PAYLOAD])
-def test_small_pieces_of_a_large_frame_take_no_more_than_their_share(keep):
+def test_large_frame_in_small_pieces_takes_linear_time(keep):
     """Were each piece joined to all before it, this would copy some 300 GB."""
     parts = pieces(event("chunk", bytes(MAX_PAYLOAD)), 1024)
     begun = time.process_time()
@@ -309,7 +309,7 @@ def test_small_pieces_of_a_large_frame_take_no_more_than_their_share(keep):
 # ---------------------------------------------------------------- frames of our own
 
 
-def test_the_published_frames():
+def test_published_frames_are_encoded_exactly():
     assert encode_frame({}, b"").hex() == "000000100000000005c248eb7d98c8ff"
     assert encode_frame({}, b"{'foo':'bar'}").hex() == "0000001d00000000fd528c5a7b27666f6f273a27626172277dc3653936"
     assert encode_frame({"content-type": JSON}, b"{'foo':'bar'}").hex() == (
@@ -318,7 +318,7 @@ def test_the_published_frames():
     )
 
 
-def test_botocore_reads_what_we_encode():
+def test_encoded_frames_are_read_by_botocore():
     buffer = EventStreamBuffer()
     buffer.add_data(exception("validationException", '{"message":"trop cher, désolé"}'.encode()))
     message = next(buffer)
@@ -344,6 +344,6 @@ def test_botocore_reads_what_we_encode():
         ({}, bytes(MAX_PAYLOAD + 1)),
     ],
 )
-def test_a_frame_no_client_would_accept_is_not_made(headers, payload):
+def test_frame_no_client_accepts_is_not_encoded(headers, payload):
     with pytest.raises(ValueError, match="at most"):
         encode_frame(headers, payload)

@@ -34,7 +34,7 @@ async def rec(tmp_path: Path, exact_store: Store) -> AsyncIterator[RecordingHarn
         yield made
 
 
-async def test_what_is_recorded_arrives_and_its_file_goes(rec: RecordingHarness) -> None:
+async def test_recorded_calls_are_flushed_and_segment_deleted(rec: RecordingHarness) -> None:
     for _ in range(10):
         rec.spend(3_000_001)
     rec.journal.record(rec.begin(), None)
@@ -45,7 +45,7 @@ async def test_what_is_recorded_arrives_and_its_file_goes(rec: RecordingHarness)
     assert len(rec.store.transactions) == 1
 
 
-async def test_money_is_exact_to_the_last_pico_dollar(rec: RecordingHarness) -> None:
+async def test_flushed_money_is_exact_to_a_pico_dollar(rec: RecordingHarness) -> None:
     for pico in (1, 10**6 - 1, 10**6, 123_456_789_012_345_678):
         rec.spend(pico)
         assert await rec.flusher.flush()
@@ -53,7 +53,7 @@ async def test_money_is_exact_to_the_last_pico_dollar(rec: RecordingHarness) -> 
 
 
 @pytest.mark.parametrize("fault", ["before", "after", "conflict"])
-async def test_a_flush_that_fails_is_repeated_and_counts_once(rec: RecordingHarness, fault: str) -> None:
+async def test_failed_flush_is_retried_and_counts_once(rec: RecordingHarness, fault: str) -> None:
     rec.store.faults = [fault, fault]  # type: ignore[list-item]
     rec.spend(5)
     for is_done in (False, fault == "after", True):
@@ -64,7 +64,7 @@ async def test_a_flush_that_fails_is_repeated_and_counts_once(rec: RecordingHarn
     assert rec.flusher.store_trouble == ""
 
 
-async def test_a_lost_answer_is_seen_by_the_marker(rec: RecordingHarness) -> None:
+async def test_lost_flush_answer_is_resolved_by_marker(rec: RecordingHarness) -> None:
     rec.store.faults = ["after"]
     rec.spend(5)
     assert not await rec.flusher.flush()
@@ -73,7 +73,7 @@ async def test_a_lost_answer_is_seen_by_the_marker(rec: RecordingHarness) -> Non
     assert (await rec.read_counts(), rec.flusher.sender.repeated_parts) == ((1, 5), 1)
 
 
-async def test_segments_go_in_their_order_and_wait_for_each_other(rec: RecordingHarness) -> None:
+async def test_segments_are_flushed_in_order(rec: RecordingHarness) -> None:
     rec.store.is_away = True
     for _ in range(5):
         rec.spend(7)
@@ -87,7 +87,7 @@ async def test_segments_go_in_their_order_and_wait_for_each_other(rec: Recording
     assert (await rec.read_counts(), rec.flusher.unflushed_pico) == ((5, 35), 0)
 
 
-async def test_what_the_store_will_never_take_does_not_hold_up_the_rest(rec: RecordingHarness) -> None:
+async def test_rejected_segment_does_not_block_others(rec: RecordingHarness) -> None:
     rec.store.faults = ["rejected"]
     rec.spend(1)
     await rec.flusher.flush()
@@ -97,7 +97,7 @@ async def test_what_the_store_will_never_take_does_not_hold_up_the_rest(rec: Rec
     assert len(rec.segments()) == 2  # it is kept for a person to look at
 
 
-async def test_many_counters_go_in_parts(rec: RecordingHarness) -> None:
+async def test_many_counters_are_flushed_in_parts(rec: RecordingHarness) -> None:
     counters = [rec.counter(f"label{number}") for number in range(2 * SUMS_PER_PART + 5)]
     rec.store.faults = ["after", "before"]
     for counter in counters:
@@ -108,7 +108,7 @@ async def test_many_counters_go_in_parts(rec: RecordingHarness) -> None:
     assert all(len(writes) <= 100 for writes in rec.store.transactions)
 
 
-async def test_a_counter_is_listed_on_the_days_it_is_written_to(rec: RecordingHarness) -> None:
+async def test_counter_is_listed_on_days_it_is_written(rec: RecordingHarness) -> None:
     for label in ("premium", "premium", "economy"):
         rec.spend(1, rec.counter(label))
         await rec.flusher.flush()
@@ -123,9 +123,7 @@ async def test_a_counter_is_listed_on_the_days_it_is_written_to(rec: RecordingHa
     assert await rec.store.get(listed._replace(pk="ACTIVE#20261119")) is not None
 
 
-async def test_a_restart_flushes_what_was_left_and_estimates_what_was_under_way(
-    tmp_path: Path, exact_store: Store
-) -> None:
+async def test_restart_flushes_segments_and_estimates_open_calls(tmp_path: Path, exact_store: Store) -> None:
     async with open_recording_harness(tmp_path / "journal", exact_store) as first:
         first.spend(100)
         first.begin(estimate=1000)
@@ -144,7 +142,7 @@ async def test_a_restart_flushes_what_was_left_and_estimates_what_was_under_way(
         assert third.recovered.sealed == []
 
 
-async def test_a_copy_of_a_journal_counts_nothing_again(tmp_path: Path, exact_store: Store) -> None:
+async def test_copied_journal_counts_once(tmp_path: Path, exact_store: Store) -> None:
     """As when a disk is restored from a snapshot."""
     async with open_recording_harness(tmp_path / "journal", exact_store) as rec:
         rec.spend(100)
@@ -157,9 +155,7 @@ async def test_a_copy_of_a_journal_counts_nothing_again(tmp_path: Path, exact_st
         assert (await copy.read_counts(), copy.flusher.sender.repeated_parts) == ((1, 100), 1)
 
 
-async def test_what_is_so_old_that_its_marker_may_be_gone_waits_for_a_person(
-    tmp_path: Path, exact_store: Store
-) -> None:
+async def test_segment_older_than_markers_is_rejected(tmp_path: Path, exact_store: Store) -> None:
     async with open_recording_harness(tmp_path / "journal", exact_store) as first:
         first.spend(100)
         first.store.is_away = True
@@ -174,7 +170,7 @@ async def test_what_is_so_old_that_its_marker_may_be_gone_waits_for_a_person(
         assert await late.read_counts() == (1, 100)
 
 
-async def test_what_is_forced_reaches_a_total_whose_shards_are_gone(rec: RecordingHarness) -> None:
+async def test_forced_segment_reaches_total_without_shards(rec: RecordingHarness) -> None:
     """And one whose shards are still there, once; also where the answer is lost."""
     counters = [rec.counter("premium"), *(rec.counter(f"label{number}") for number in range(SUMS_PER_PART))]
     gone, stays = counters[0], counters[1]
@@ -209,7 +205,7 @@ async def test_what_is_forced_reaches_a_total_whose_shards_are_gone(rec: Recordi
     assert await rec.store.get(listed) is not None
 
 
-async def test_a_segment_of_an_idle_process_is_not_too_old(tmp_path: Path, exact_store: Store) -> None:
+async def test_segment_of_idle_process_is_not_too_old(tmp_path: Path, exact_store: Store) -> None:
     async with open_recording_harness(tmp_path / "journal", exact_store) as idle:
         carried = idle.begin(estimate=1000)
         for _ in range(40):
@@ -222,7 +218,7 @@ async def test_a_segment_of_an_idle_process_is_not_too_old(tmp_path: Path, exact
         assert (await late.read_counts(), late.flusher.sender.rejected_ulids) == ((2, 10), [])
 
 
-async def test_a_marker_outlives_its_segment_also_when_the_clock_was_ahead(tmp_path: Path, exact_store: Store) -> None:
+async def test_marker_outlives_its_segment_despite_fast_clock(tmp_path: Path, exact_store: Store) -> None:
     clock = ManualClock(ManualClock().now() + 20 * 86_400)
     async with open_recording_harness(tmp_path / "journal", exact_store, clock) as ahead:
         ahead.spend(1)
@@ -241,7 +237,7 @@ async def test_a_marker_outlives_its_segment_also_when_the_clock_was_ahead(tmp_p
 # Policy.
 
 
-async def test_past_the_limit_no_call_is_let_through(tmp_path: Path, exact_store: Store) -> None:
+async def test_unflushed_spend_above_limit_refuses_calls(tmp_path: Path, exact_store: Store) -> None:
     async with open_recording_harness(tmp_path / "journal", exact_store, max_usd=2) as rec:
         rec.store.is_away = True
         rec.spend(2 * USD)
@@ -258,7 +254,7 @@ async def test_past_the_limit_no_call_is_let_through(tmp_path: Path, exact_store
         await rec.flusher.check()
 
 
-async def test_refuse_means_refuse_while_the_store_is_away(tmp_path: Path, exact_store: Store) -> None:
+async def test_refuse_policy_refuses_calls_during_store_outage(tmp_path: Path, exact_store: Store) -> None:
     async with open_recording_harness(tmp_path / "journal", exact_store, refuses=True) as rec:
         rec.flusher.check_recordable()
         rec.store.is_away = True
@@ -271,7 +267,7 @@ async def test_refuse_means_refuse_while_the_store_is_away(tmp_path: Path, exact
         rec.flusher.check_recordable()
 
 
-async def test_a_full_disk_refuses_new_calls_and_forgets_nothing(
+async def test_full_disk_refuses_new_calls_and_keeps_recorded_ones(
     rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segment, "MAX_ROOM_BYTES", 0)  # from the next segment on
@@ -296,7 +292,7 @@ async def test_a_full_disk_refuses_new_calls_and_forgets_nothing(
     assert await rec.read_counts() == (2, 7)
 
 
-def test_a_second_process_on_one_journal_is_turned_away(tmp_path: Path) -> None:
+def test_second_process_on_journal_is_refused(tmp_path: Path) -> None:
     with lock_folder(tmp_path), pytest.raises(JournalInUse, match="another process"), lock_folder(tmp_path):
         pass
     with lock_folder(tmp_path):
@@ -309,7 +305,7 @@ def test_a_second_process_on_one_journal_is_turned_away(tmp_path: Path) -> None:
 # Pace.
 
 
-async def test_thin_traffic_is_flushed_ever_more_seldom_and_much_of_it_soon(rec: RecordingHarness) -> None:
+async def test_flush_interval_grows_with_thin_traffic(rec: RecordingHarness) -> None:
     async with Tasks(rec.clock) as tasks:
         tasks.start("time", rec.flusher.run_flush_timer)
         tasks.start("flushing", rec.flusher.run_flushes)
@@ -352,7 +348,7 @@ async def arrived(rec: RecordingHarness) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_waiting_money_and_lag_can_be_told(rec: RecordingHarness) -> None:
+async def test_unflushed_spend_and_lag_are_reported(rec: RecordingHarness) -> None:
     assert rec.flusher.lag_seconds == 0
     rec.store.is_away = True
     rec.spend(5)
@@ -366,7 +362,7 @@ async def test_waiting_money_and_lag_can_be_told(rec: RecordingHarness) -> None:
     assert (rec.flusher.lag_seconds, rec.flusher.unflushed_pico) == (0, 0)
 
 
-async def test_a_flush_is_two_writes_for_each_thing_it_changes(rec: RecordingHarness) -> None:
+async def test_flush_writes_marker_and_two_updates(rec: RecordingHarness) -> None:
     for _ in range(50):
         rec.spend(1)
     await rec.flusher.flush()

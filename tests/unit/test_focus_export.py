@@ -215,12 +215,12 @@ def spent(app: str | None, label: str, day: date = date(2026, 11, 18), counts: U
     return SpendEntry(ACME, app, label, day, counts)
 
 
-def test_every_mandatory_column_of_each_version_is_there() -> None:
+def test_every_mandatory_focus_column_is_present() -> None:
     assert set(focus_export.FOCUS_COLUMNS) >= MANDATORY_1_2 | MANDATORY_1_3 | MANDATORY_1_4
     assert len(MANDATORY_1_2) == len(MANDATORY_1_4) == 21
 
 
-def test_an_app_on_a_label() -> None:
+def test_focus_row_of_app_and_label() -> None:
     (row,) = told(spent("shop", "premium"), apps={(ACME, "shop"): "Shop front"})
     assert row["BilledCost"] == row["EffectiveCost"] == row["ListCost"] == row["ContractedCost"] == "0.012345678901"
     assert (row["ChargePeriodStart"], row["ChargePeriodEnd"]) == ("2026-11-17T23:00:00Z", "2026-11-18T23:00:00Z")
@@ -249,13 +249,13 @@ def test_an_app_on_a_label() -> None:
     }
 
 
-def test_callers_without_an_app_are_no_resource() -> None:
+def test_focus_row_of_caller_without_app_has_no_resource() -> None:
     (row,) = told(spent(None, "premium"))
     assert row["ResourceId"] == row["ResourceName"] == row["ResourceType"] == ""
     assert json.loads(row["Tags"]) == {"org": ACME, "label": "premium"}
 
 
-def test_what_is_not_paid_by_the_token() -> None:
+def test_focus_row_of_non_token_usage_has_its_unit() -> None:
     guarded, job = told(spent("shop", "guardrails"), spent("shop", "async-jobs"))[::-1]
     assert (guarded["ConsumedQuantity"], guarded["ConsumedUnit"], guarded["SkuMeter"]) == (
         "3",
@@ -265,7 +265,7 @@ def test_what_is_not_paid_by_the_token() -> None:
     assert (job["ConsumedQuantity"], job["ConsumedUnit"], job["SkuMeter"]) == ("9", "Requests", "Asynchronous Jobs")
 
 
-def test_an_account_and_a_region_that_are_known_or_not() -> None:
+def test_focus_account_and_region_are_empty_if_unknown() -> None:
     (row,) = told(spent("shop", "premium"), account="123456789012", region=None)
     assert (row["BillingAccountId"], row["BillingAccountName"]) == ("123456789012", "")
     assert row["RegionId"] == row["RegionName"] == ""
@@ -273,12 +273,12 @@ def test_an_account_and_a_region_that_are_known_or_not() -> None:
     assert (row["BillingAccountId"], row["BillingAccountName"]) == ("price-keeper", "Bedrock Price Keeper")
 
 
-def test_an_org_without_a_name_goes_by_its_id() -> None:
+def test_org_without_name_is_shown_by_id() -> None:
     (row,) = told(SpendEntry(BETA, None, "premium", date(2026, 11, 18), COUNTS))
     assert (row["SubAccountId"], row["SubAccountName"]) == (BETA, BETA)
 
 
-def test_a_name_is_no_formula_in_a_spreadsheet() -> None:
+def test_name_is_escaped_against_spreadsheet_formulas() -> None:
     found = report(spent("shop", "premium"), apps={(ACME, "shop"): "-2+3"})
     found.orgs[ACME] = OrgInfo(ACME, "=HYPERLINK(1)", ZoneInfo("UTC"), "ORG")
     (row,) = iterate_focus_records(found, lambda _: None, None)
@@ -296,9 +296,7 @@ def test_a_name_is_no_formula_in_a_spreadsheet() -> None:
         ("UTC", date(2026, 12, 31), "2026-12-31T00:00:00Z", 24, "2026-12"),
     ],
 )
-def test_an_orgs_day_in_utc_and_the_month_it_begins_in(
-    zone: str, day: date, begins: str, hours: int, month: str
-) -> None:
+def test_org_day_in_utc_and_its_billing_month(zone: str, day: date, begins: str, hours: int, month: str) -> None:
     (row,) = told(spent("shop", "premium", day), zone=zone)
     assert row["ChargePeriodStart"] == begins
     length = datetime.fromisoformat(row["ChargePeriodEnd"]) - datetime.fromisoformat(begins)
@@ -306,7 +304,7 @@ def test_an_orgs_day_in_utc_and_the_month_it_begins_in(
     assert row["BillingPeriodStart"] == f"{month}-01T00:00:00Z"
 
 
-def test_a_file_without_rows_is_a_head() -> None:
+def test_export_without_rows_has_only_header() -> None:
     assert told() == []
 
 
@@ -325,7 +323,7 @@ def test_a_file_without_rows_is_a_head() -> None:
     st.sampled_from(["UTC", "Europe/Berlin", "Africa/Cairo", "Pacific/Kiritimati", "Etc/GMT+12"]),
 )
 @settings(max_examples=tries(200))
-def test_whatever_was_spent_keeps_every_rule_and_adds_up(made: list[SpendEntry], zone: str) -> None:
+def test_random_spend_keeps_focus_rules_and_adds_up(made: list[SpendEntry], zone: str) -> None:
     rows = told(*made, zone=zone)
     assert sum(Fraction(row["BilledCost"]) for row in rows) * 10**12 == sum(each.counts.pico for each in made)
 
@@ -355,7 +353,7 @@ GOOD = format_csv(
         ('""label"": ""premium""', '""org"": ""premium""', "a tag is there twice"),
     ],
 )
-def test_the_rules_find_what_is_wrong(old: str, new: str, fault: str) -> None:
+def test_focus_rules_detect_violations(old: str, new: str, fault: str) -> None:
     assert faults(GOOD) == []
     assert old in GOOD
     assert any(fault in found for found in faults(GOOD.replace(old, new, 1)))

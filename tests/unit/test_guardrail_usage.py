@@ -47,7 +47,7 @@ def is_named(operation: Operation, body: str | bytes, headers: dict[bytes, bytes
     "key", ["guardrailConfig", "\\u0067uardrailConfig", "guardrail\\u0043onfig", "g\\u0075ardrailConfi\\u0067"]
 )
 @pytest.mark.parametrize("operation", [Operation.CONVERSE, Operation.CONVERSE_STREAM])
-def test_a_conversation_names_it_in_its_body(operation: Operation, key: str) -> None:
+def test_converse_body_names_guardrail(operation: Operation, key: str) -> None:
     assert is_named(operation, f'{{"messages": [], "{key}": {NAMED}}}')
 
 
@@ -64,11 +64,11 @@ def test_a_conversation_names_it_in_its_body(operation: Operation, key: str) -> 
         '{"amazon-bedrock-guardrailConfig": {"tagSuffix": "x"}}',
     ],
 )
-def test_a_conversation_that_names_none(body: str) -> None:
+def test_converse_body_without_guardrail(body: str) -> None:
     assert not is_named(Operation.CONVERSE, body)
 
 
-def test_what_many_encoders_escape_makes_nobody_look_closer() -> None:
+def test_usual_json_escapes_need_no_full_parse() -> None:
     body = json.dumps({"messages": ["é\x1b<\x00>&'" * 9]}).replace("<", "\\u003c").encode()
     assert b"\\u00e9" in body
     assert b"\\u003c" in body
@@ -76,12 +76,12 @@ def test_what_many_encoders_escape_makes_nobody_look_closer() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
-def test_no_encoding_evades_it(encoding: str) -> None:
+def test_guardrail_in_any_encoding_is_detected(encoding: str) -> None:
     assert is_named(Operation.CONVERSE, f'{{"guardrailConfig": {NAMED}}}'.encode(encoding))
 
 
 @pytest.mark.parametrize("body", [f'{{"guardrailConfig": null, "guardrailConfig": {NAMED}}}', '{"guardrailConfig": {'])
-def test_what_nobody_can_be_sure_of_names_one(body: str) -> None:
+def test_ambiguous_body_counts_as_naming_guardrail(body: str) -> None:
     assert is_named(Operation.CONVERSE, body)
 
 
@@ -97,12 +97,12 @@ def test_what_nobody_can_be_sure_of_names_one(body: str) -> None:
         (Operation.ASYNC_INVOKES, False),
     ],
 )
-def test_who_names_it_in_a_header(operation: Operation, does: bool) -> None:
+def test_guardrail_in_header_is_detected(operation: Operation, does: bool) -> None:
     assert is_named(operation, "{}", HEADERS) is does
     assert not is_named(operation, "{}")
 
 
-def test_a_models_own_body_names_none() -> None:
+def test_model_specific_body_names_no_guardrail() -> None:
     assert not is_named(Operation.INVOKE, f'{{"guardrailConfig": {NAMED}}}')
 
 
@@ -120,7 +120,7 @@ def test_a_models_own_body_names_none() -> None:
         ([{"text": 'a "bytes": "' + "x" * 5000}], 6),
     ],
 )
-def test_a_request_is_taken_for_as_many_units_as_its_text_has_thousands(texts: list[Any], units: int) -> None:
+def test_request_units_are_estimated_per_thousand_characters(texts: list[Any], units: int) -> None:
     assert estimate_request_units(Operation.INVOKE, HEADERS, json.dumps(texts).encode()) == units
 
 
@@ -182,7 +182,7 @@ def read(operation: Operation, kind: bytes, answer: bytes, size: int = 10**9) ->
 
 
 @pytest.mark.parametrize(("operation", "kind", "answer"), list(answers(of_converse(), of_invoke())))
-def test_a_trace_tells_the_units_of_both_ways(operation: Operation, kind: bytes, answer: bytes) -> None:
+def test_trace_states_units_of_input_and_output(operation: Operation, kind: bytes, answer: bytes) -> None:
     for size in (1, 97, 10**9):
         usage = read(operation, kind, answer, size).usage()
         assert usage is not None
@@ -202,16 +202,14 @@ TOO_LONG = ({"x": "x" * MAX_PIECE_BYTES} | of_converse(), {"x": "x" * MAX_PIECE_
         *(case for case in answers(*TOO_LONG) if case[1] != b"application/json" and case[2].endswith(b"\n")),
     ],
 )
-def test_without_a_trace_units_are_estimated_and_tokens_are_exact(
-    operation: Operation, kind: bytes, answer: bytes
-) -> None:
+def test_missing_trace_estimates_units_and_keeps_exact_tokens(operation: Operation, kind: bytes, answer: bytes) -> None:
     usage = read(operation, kind, answer, 65_537).usage()
     assert usage is not None
     assert (usage.input, usage.output) == (7, 300)
     assert usage.units == estimate_units(5, 300) == {ESTIMATED_UNITS: 5 + 2}
 
 
-def test_traces_of_a_long_stream_are_added_up_as_they_come() -> None:
+def test_traces_of_long_stream_are_summed_as_they_arrive() -> None:
     for kind, piece in ((SERVER_SENT_EVENTS, sent(SAID | of_invoke())), (EVENT_STREAM, chunk(of_invoke()))):
         reader = read(Operation.INVOKE_STREAM, kind, piece * 50)
         assert reader.reported_and_estimated_units(0) == ({"automatedReasoningPolicies": 2} | {
@@ -220,7 +218,7 @@ def test_traces_of_a_long_stream_are_added_up_as_they_come() -> None:
         assert len(reader._trace._units) == len(BOTH)  # type: ignore[attr-defined]
 
 
-def test_a_line_in_very_small_pieces_takes_no_longer_for_that() -> None:
+def test_line_in_tiny_pieces_takes_linear_time() -> None:
     """Each byte of it is looked at once, and not again with every piece."""
     kind = b"text/event-stream"
     guarded = GuardrailUsageReader(build_reader(Operation.CHAT_COMPLETIONS, "", kind, {}), kind, 1)
@@ -233,7 +231,7 @@ def test_a_line_in_very_small_pieces_takes_no_longer_for_that() -> None:
     assert guarded.reported_and_estimated_units(0)[0] == {"topicPolicyUnits": 7}
 
 
-def test_an_answer_without_a_trace_is_not_searched_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_response_without_trace_is_not_parsed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """To read it a second time would take as long as the first."""
     monkeypatch.setattr("price_keeper.usage.fast_parse.pick_trace_members", lambda _: pytest.fail("it was read"))
     usage = read(Operation.CONVERSE, b"application/json", json.dumps(NO_TRACE[0]).encode()).usage()
@@ -241,7 +239,7 @@ def test_an_answer_without_a_trace_is_not_searched_for_one(monkeypatch: pytest.M
     assert usage.units == estimate_units(5, 300)
 
 
-def test_an_answer_that_tells_no_usage_tells_no_units() -> None:
+def test_response_without_usage_has_no_units() -> None:
     reader = read(Operation.CONVERSE, b"application/json", b'{"message": "no"}')
     assert (reader.usage(), reader.partial_usage(), reader.has_failed) == (None, None, False)
 
@@ -249,7 +247,7 @@ def test_an_answer_that_tells_no_usage_tells_no_units() -> None:
 # ---------------------------------------------------------------- the intent
 
 
-def test_an_intent_keeps_its_units_and_is_read_back() -> None:
+def test_intent_keeps_guardrail_units() -> None:
     account = ChargedCounters.from_counters([Counter("org", "premium", "DAY#20261118", 8)])
     for intent in (Intent(account, 1, 2, 3, 4), Intent(account, 1, 2, 3, 4, 5)):
         for kind in (LineKind.INTENT, LineKind.CARRIED):
@@ -284,16 +282,16 @@ UNITS = build_guardrail_prices(GuardrailsConfig(UnitPrices(*map(Decimal, USD.spl
         ({"contentFilter": 1, "promptAttack": 1, "sensitiveInformation": 1}, 250),
     ],
 )
-def test_units_of_a_guardrail(units: dict[str, int], micros: int) -> None:
+def test_guardrail_units_are_priced(units: dict[str, int], micros: int) -> None:
     assert price_guardrail(UNITS, units) == Cost(micros * 10**6, frozenset())
 
 
-def test_units_of_a_policy_nobody_knows_cost_as_much_as_the_dearest() -> None:
+def test_units_of_unknown_policy_cost_highest_price() -> None:
     assert price_guardrail(UNITS, {"newPolicyUnits": 2}) == Cost(1500 * 10**6, UNKNOWN)
     assert price_guardrail(UNITS, {"newPolicyUnits": 0}) == Cost(0, frozenset())
 
 
-def test_estimated_units_are_as_dear_and_are_flagged() -> None:
+def test_estimated_units_cost_highest_price_and_are_flagged() -> None:
     flags = frozenset((GUARDRAIL_ESTIMATED,))
     assert price_guardrail(UNITS, {ESTIMATED_UNITS: 2}) == Cost(1500 * 10**6, flags)
     assert price_guardrail(UNITS, {ESTIMATED_UNITS: 1, "new": 1}) == Cost(1500 * 10**6, flags | UNKNOWN)

@@ -36,7 +36,7 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolver]:
     resolver.may_answer.set()
 
 
-async def test_all_who_ask_at_once_share_one_look(resolver: Resolver) -> None:
+async def test_concurrent_resolves_share_one_lookup(resolver: Resolver) -> None:
     name = HostResolver("bedrock.test", 80)
     asking = [asyncio.ensure_future(name.resolve()) for _ in range(50)]
     await asyncio.sleep(0)
@@ -47,7 +47,7 @@ async def test_all_who_ask_at_once_share_one_look(resolver: Resolver) -> None:
     assert len(resolver.asked) == 2  # a later caller gets what holds by then
 
 
-async def test_who_gives_up_takes_nothing_from_the_others(resolver: Resolver) -> None:
+async def test_cancelled_resolve_does_not_affect_others(resolver: Resolver) -> None:
     name = HostResolver("bedrock.test", 80)
     patient = asyncio.ensure_future(name.resolve())
     with pytest.raises(TimeoutError):
@@ -57,7 +57,7 @@ async def test_who_gives_up_takes_nothing_from_the_others(resolver: Resolver) ->
     assert await patient == ["127.0.0.1", "127.0.0.2"]
 
 
-async def test_a_failure_is_everybodys_and_then_forgotten(resolver: Resolver) -> None:
+async def test_failed_lookup_is_shared_and_not_cached(resolver: Resolver) -> None:
     name = HostResolver("bedrock.test", 80)
     resolver.answers = socket.gaierror(socket.EAI_AGAIN, "try again")
     resolver.may_answer.set()
@@ -68,6 +68,6 @@ async def test_a_failure_is_everybodys_and_then_forgotten(resolver: Resolver) ->
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "fe80::1%lo"])
-async def test_an_address_needs_no_look(address: str, resolver: Resolver) -> None:
+async def test_ip_address_needs_no_lookup(address: str, resolver: Resolver) -> None:
     assert await HostResolver(address, 80).resolve() == [address]
     assert resolver.asked == []

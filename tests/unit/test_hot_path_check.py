@@ -17,34 +17,34 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("ratio", "code"), [(50.0, 0), (109.9, 0), (110.1, 1)])
-def test_a_tenth_more_is_too_much(ratio: float, code: int) -> None:
+def test_tenth_more_instructions_fails_check(ratio: float, code: int) -> None:
     check.keep(100.0)
     assert check.checked(ratio) == code
 
 
-def test_without_anything_kept_nothing_passes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_without_baseline_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert check.checked(1.0) == 1
     assert "--keep" in capsys.readouterr().out
 
 
-def test_each_python_has_its_own(kept: Path) -> None:
+def test_baseline_is_kept_per_python_version(kept: Path) -> None:
     kept.write_text(json.dumps({"2.7": 12.0}))
     check.keep(50.0)
     assert json.loads(kept.read_text()) == {"2.7": 12.0, check.PYTHON: 50.0}
 
 
-def test_a_dump_without_a_total_is_told(tmp_path: Path) -> None:
+def test_callgrind_output_without_total_is_reported(tmp_path: Path) -> None:
     (tmp_path / "counts.1").write_text("events: Ir\n")
     with pytest.raises(SystemExit, match="no total"):
         check._total(tmp_path / "counts.1")
 
 
-def test_the_fixed_program_is_the_same_for_ever() -> None:
+def test_reference_program_result_never_changes() -> None:
     """Or what is kept would mean something else."""
     assert check.fixed_program() == 928_890
 
 
-def test_who_never_ends_is_told_and_no_success(
+def test_run_that_never_ends_is_reported_as_failure(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(check, "SECONDS", 0.1)

@@ -55,7 +55,7 @@ def refused(code: int) -> Callable[..., Any]:
     return refuses
 
 
-async def test_a_nearly_full_disk_takes_a_seal_and_the_next_segment(
+async def test_nearly_full_disk_still_takes_seal_and_next_segment(
     rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rec.begin(estimate=3)
@@ -68,9 +68,7 @@ async def test_a_nearly_full_disk_takes_a_seal_and_the_next_segment(
     assert await rec.read_counts() == (2, 3)
 
 
-async def test_a_disk_without_room_for_the_next_segment_is_trouble_though_this_one_has_room(
-    rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_room_for_next_segment_is_trouble(rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     rec.spend(1)
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", with_free(0))
@@ -87,7 +85,7 @@ async def test_a_disk_without_room_for_the_next_segment_is_trouble_though_this_o
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-async def test_a_segment_that_does_not_close_well_is_flushed(
+async def test_segment_with_failed_close_is_flushed(
     rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     rec.spend(777)
@@ -100,7 +98,7 @@ async def test_a_segment_that_does_not_close_well_is_flushed(
     assert (await rec.read_counts(), len(rec.segments())) == ((2, 782), 1)
 
 
-async def test_a_disk_that_cannot_sync_keeps_nobody_from_ending(
+async def test_failing_sync_does_not_prevent_shutdown(
     tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "journal"
@@ -114,7 +112,7 @@ async def test_a_disk_that_cannot_sync_keeps_nobody_from_ending(
     assert (left.estimated_calls, left.corrupt_lines, [each.seal.pico for each in left.sealed]) == (1, 0, [3])
 
 
-async def test_who_ends_while_the_disk_is_slow_waits_for_it_and_has_no_trouble(
+async def test_shutdown_waits_for_slow_sync(
     tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A file must not be closed under a thread that syncs it."""
@@ -146,7 +144,7 @@ async def test_who_ends_while_the_disk_is_slow_waits_for_it_and_has_no_trouble(
     assert (caplog.records, journalled.trouble) == ([], "")
 
 
-async def test_trouble_that_comes_and_goes_is_logged_once_in_ten_seconds(
+async def test_intermittent_trouble_is_logged_once_in_ten_seconds(
     rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As where descriptors are short, and each becomes free for a moment: of a disk, then of the store."""
@@ -171,7 +169,7 @@ async def test_trouble_that_comes_and_goes_is_logged_once_in_ten_seconds(
         assert sum("spend cannot be flushed" in each for each in logged) == lines
 
 
-async def test_a_disk_that_cannot_sync_is_trouble_until_another_segment_is_on_it(
+async def test_failed_sync_is_trouble_until_next_segment_is_synced(
     rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What a later sync says of the same file is worth nothing: the pages that it lost count as clean."""
@@ -195,7 +193,7 @@ async def test_a_disk_that_cannot_sync_is_trouble_until_another_segment_is_on_it
     await rec.flusher.check()
 
 
-async def test_sums_that_no_64_bits_hold_are_sealed_read_again_and_sent(tmp_path: Path, exact_store: Store) -> None:
+async def test_sums_above_64_bits_are_sealed_recovered_and_sent(tmp_path: Path, exact_store: Store) -> None:
     async with open_recording_harness(tmp_path, exact_store) as first:
         for _ in range(30):
             first.spend(10**18)
@@ -208,7 +206,7 @@ async def test_sums_that_no_64_bits_hold_are_sealed_read_again_and_sent(tmp_path
 
 
 @pytest.mark.parametrize("failure", [TypeError("x"), OverflowError("x"), KeyError("x"), ValueError("x")])
-async def test_whatever_keeps_a_journal_from_being_read_is_told_as_such(
+async def test_journal_read_failure_is_reported_as_unusable(
     tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     def fails(_: Path) -> None:
@@ -253,7 +251,7 @@ PAID_BY = [["ORG#a", "premium", "DAY#20261118", 8]]
         [[]],
     ],
 )
-async def test_a_whole_line_of_a_wrong_shape_is_a_spoilt_one(rec: RecordingHarness, values: list[Any]) -> None:
+async def test_malformed_line_is_counted_as_corrupt(rec: RecordingHarness, values: list[Any]) -> None:
     rec.begin(estimate=7)
     rec.spend(1)
     rec.journal._segment.append(orjson.dumps(values))
@@ -262,7 +260,7 @@ async def test_a_whole_line_of_a_wrong_shape_is_a_spoilt_one(rec: RecordingHarne
     assert left.corrupt_lines == (0 if values in ([None], [[]]) else 1)
 
 
-async def test_an_end_mark_of_a_wrong_shape_loses_nothing_that_is_carried(rec: RecordingHarness) -> None:
+async def test_malformed_end_mark_loses_no_carried_calls(rec: RecordingHarness) -> None:
     rec.begin(estimate=7)
     rec.journal.record(rec.begin(), Receipt(UsageCounts(1, pico=1)))
     rec.journal.seal()
@@ -274,7 +272,7 @@ async def test_an_end_mark_of_a_wrong_shape_loses_nothing_that_is_carried(rec: R
     assert (sum(each.seal.pico for each in left.sealed), left.corrupt_lines) == (8, 1)
 
 
-async def test_what_is_carried_past_a_segment_that_lost_its_beginning_counts_once(rec: RecordingHarness) -> None:
+async def test_carried_calls_of_truncated_segment_count_once(rec: RecordingHarness) -> None:
     """A has no seal, the first page of B is missing, and C carries what A began."""
     calls = [rec.begin(estimate=1000) for _ in range(5)]
     rec.spend(1)
@@ -293,7 +291,7 @@ async def test_what_is_carried_past_a_segment_that_lost_its_beginning_counts_onc
         assert sum(each.seal.pico for each in left.sealed) == 2 * 1000 + 3 * 10 + 1 + 2
 
 
-async def test_another_process_that_counts_anew_takes_no_call_of_the_first(tmp_path: Path, exact_store: Store) -> None:
+async def test_other_process_with_same_call_numbers_loses_no_call(tmp_path: Path, exact_store: Store) -> None:
     async with open_recording_harness(tmp_path, exact_store) as first:
         first.begin(estimate=1000)
     (old,) = first.segments()
@@ -307,7 +305,7 @@ async def test_another_process_that_counts_anew_takes_no_call_of_the_first(tmp_p
     assert sum(each.seal.pico for each in left.sealed) == 3001
 
 
-async def test_a_total_above_its_shards_is_told_once(
+async def test_total_above_its_shards_is_logged_once(
     rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(
@@ -325,18 +323,14 @@ async def test_a_total_above_its_shards_is_told_once(
     assert caplog.text.count("is higher than its shards") == 1
 
 
-def test_a_journal_on_a_disk_that_takes_no_writes_is_told_plainly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_only_journal_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "open", refused(errno.EROFS))
     told = r"cannot use the journal in .*: Read-only file system; copy it to a disk that can be written to"
     with pytest.raises(JournalUnusable, match=told), lock_folder(tmp_path, create=False):
         pass
 
 
-async def test_a_replay_that_cannot_write_a_seal_says_so(
-    rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_replay_without_room_for_seal_is_reported(rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     rec.begin()
     rec.spend(1)
     monkeypatch.setattr(os, "truncate", refused(errno.EROFS))

@@ -37,7 +37,7 @@ CLOSERS = 20
 # The file.
 
 
-async def test_a_name_is_on_the_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lease_name_is_written_and_synced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     monkeypatch.setattr("os.fsync", synced.append)
     holds, names = BudgetLeaseFile(tmp_path, HOLDER), [new_budget_key(), new_budget_key("MONTH#202611")]
@@ -47,7 +47,7 @@ async def test_a_name_is_on_the_disk_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(synced) == 3  # and the folder
 
 
-async def test_a_name_that_does_not_fit_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lease_name_that_does_not_fit_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, room = os.pwrite, [10, 0]
 
     def some(file: int, data: bytes, at: int) -> int:
@@ -65,9 +65,7 @@ async def test_a_name_that_does_not_fit_leaves_nothing_behind(tmp_path: Path, mo
     assert (lines.values, lines.corrupt_lines) == ([[*name]], 0)
 
 
-async def test_after_a_sync_that_failed_all_names_go_to_another_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_sync_moves_all_names_to_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a later sync of the first one says proves nothing."""
 
     synced: list[int] = []  # by the number of the file on its disk
@@ -94,7 +92,7 @@ async def test_after_a_sync_that_failed_all_names_go_to_another_file(
     assert list_lease_files(tmp_path) == [path.name]
 
 
-async def test_a_process_that_dies_before_another_file_is_there_leaves_nothing_behind(
+async def test_crash_before_new_file_is_complete_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(_: int) -> None:
@@ -113,7 +111,7 @@ async def test_a_process_that_dies_before_another_file_is_there_leaves_nothing_b
 # Closing, on every engine that isolates transactions.
 
 
-async def test_twenty_at_once_give_back_once(exact_store: Store, tmp_path: Path) -> None:
+async def test_concurrent_releases_of_copied_files_return_once(exact_store: Store, tmp_path: Path) -> None:
     """Each with a copy of the folder."""
     name, clock = new_budget_key(), RealSleepClock()
     await put_lease_row(exact_store, name, 600, 150, tmp_path)
@@ -127,7 +125,7 @@ async def test_twenty_at_once_give_back_once(exact_store: Store, tmp_path: Path)
     assert not any(list_lease_files(folder) for folder in folders)
 
 
-async def test_takers_and_closers_at_once_lose_nothing(exact_store: Store, tmp_path: Path) -> None:
+async def test_concurrent_top_ups_and_releases_lose_nothing(exact_store: Store, tmp_path: Path) -> None:
     name = new_budget_key()
     await put_lease_row(exact_store, name, 100, 0, tmp_path)
 
@@ -154,7 +152,7 @@ async def test_takers_and_closers_at_once_lose_nothing(exact_store: Store, tmp_p
         lease_rows.build_release(new_budget_key(), HOLDER, 1, 50),
     ],
 )
-async def test_what_a_dead_process_had_sent_comes_too_late(writes: list[Any], tmp_path: Path) -> None:
+async def test_late_write_of_dead_process_is_rejected(writes: list[Any], tmp_path: Path) -> None:
     store, name = MemoryStore(), HardBudgetKey(writes[0].key.pk, "premium", "DAY#20261118")
     await put_lease_row(store, name, 600, 150, tmp_path)
     assert await release_former_leases(store, ManualClock(), tmp_path) == 450
@@ -163,7 +161,7 @@ async def test_what_a_dead_process_had_sent_comes_too_late(writes: list[Any], tm
     assert (await read_bucket(store, name)).unleased == 850
 
 
-async def test_what_was_named_and_never_taken_is_closed_too(tmp_path: Path) -> None:
+async def test_lease_named_but_never_taken_is_closed(tmp_path: Path) -> None:
     store, name = MemoryStore(), new_budget_key()
     await store.put(lease_rows.build_bucket(name, 1000, 1, [], 0, 0))
     await BudgetLeaseFile(tmp_path, HOLDER).add(name)
@@ -172,7 +170,7 @@ async def test_what_was_named_and_never_taken_is_closed_too(tmp_path: Path) -> N
         await store.transact(lease_rows.build_take(name, HOLDER, 0, 10, 10))
 
 
-async def test_a_bucket_that_is_gone_does_not_keep_a_hold_open(tmp_path: Path) -> None:
+async def test_missing_bucket_does_not_keep_lease_open(tmp_path: Path) -> None:
     store, name = MemoryStore(), new_budget_key()
     await put_lease_row(store, name, 600, 150, tmp_path)
     del store.items[name.bucket_key]
@@ -182,7 +180,7 @@ async def test_a_bucket_that_is_gone_does_not_keep_a_hold_open(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("fault", ["before", "after"])
-async def test_a_lost_answer_is_no_second_giving(fault: Any, tmp_path: Path) -> None:
+async def test_lost_release_answer_returns_money_once(fault: Any, tmp_path: Path) -> None:
     store, name = ScriptedFaults(MemoryStore()), new_budget_key()
     await put_lease_row(store._store, name, 600, 150, tmp_path)
     store.faults = [fault]
@@ -209,7 +207,7 @@ class Overtaking(MemoryStore):
 
 
 @pytest.mark.parametrize(("who", "left"), [("take", 850), ("give back", 850), ("flush", 800), ("closer", 850)])
-async def test_what_moves_between_reading_and_closing_is_read_again(who: str, left: int, tmp_path: Path) -> None:
+async def test_row_changed_during_release_is_read_again(who: str, left: int, tmp_path: Path) -> None:
     store, name = Overtaking(), new_budget_key()
     await put_lease_row(store, name, 600, 150, tmp_path)
     store.faster = [
@@ -225,14 +223,14 @@ async def test_what_moves_between_reading_and_closing_is_read_again(who: str, le
     assert (await read_lease_row(store, name)).leased == (await read_lease_row(store, name)).used == 1000 - left
 
 
-async def test_more_used_than_was_taken_is_taken_now(tmp_path: Path) -> None:
+async def test_overspent_lease_is_deducted_on_release(tmp_path: Path) -> None:
     store, name = MemoryStore(), new_budget_key()
     await put_lease_row(store, name, 100, 130, tmp_path)
     await release_former_leases(store, ManualClock(), tmp_path)
     assert (await read_bucket(store, name)).unleased == 870
 
 
-async def test_a_file_of_a_period_long_over_just_goes(tmp_path: Path) -> None:
+async def test_lease_file_of_past_period_is_deleted(tmp_path: Path) -> None:
     store, clock = MemoryStore(), ManualClock()
     over, now = new_budget_key("DAY#20261115"), new_budget_key("DAY#20261116")
     await put_lease_row(store, over, 100, 0, tmp_path)
@@ -247,7 +245,7 @@ async def test_a_file_of_a_period_long_over_just_goes(tmp_path: Path) -> None:
     assert now.build_lease_key(OTHER) in store.items
 
 
-async def test_lines_that_are_torn_keep_their_money(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_corrupt_lease_lines_keep_their_money(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store, name = MemoryStore(), new_budget_key()
     await put_lease_row(store, name, 100, 0, tmp_path)
     path = tmp_path / f"holds-{HOLDER}"

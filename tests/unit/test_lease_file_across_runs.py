@@ -66,7 +66,7 @@ def spend(recording: Recording, account: ChargedCounters, worst: int, pico: int 
 
 
 @pytest.mark.parametrize("is_away", [False, True])
-async def test_the_next_start_gives_back_when_all_is_in_the_store(is_away: bool, tmp_path: Path) -> None:
+async def test_next_start_releases_when_journal_is_flushed(is_away: bool, tmp_path: Path) -> None:
     store, clock, name = ScriptedFaults(MemoryStore()), ManualClock(), new_budget_key()
     await store.put(lease_rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with run_of(tmp_path, store, clock) as first:  # type: ignore[arg-type]
@@ -97,7 +97,7 @@ def _today(clock: ManualClock) -> date:
     return datetime.fromtimestamp(clock.now(), UTC).date()
 
 
-async def test_what_is_left_aside_keeps_all_holds(tmp_path: Path) -> None:
+async def test_rejected_segment_keeps_leases(tmp_path: Path) -> None:
     store, clock, name = ScriptedFaults(MemoryStore()), ManualClock(), new_budget_key()
     await store.put(lease_rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with run_of(tmp_path, store, clock) as first:  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ async def test_what_is_left_aside_keeps_all_holds(tmp_path: Path) -> None:
     assert list_lease_files(tmp_path / "journal") == [f"holds-{first.lease_file.holder}"]
 
 
-async def test_a_damaged_journal_keeps_its_holds_for_good(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_damaged_journal_keeps_leases_for_good(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A line is lost with unknown content; an unfinished line is another matter."""
     for is_damaged in (False, True):
         store, clock, name = MemoryStore(), ManualClock(), new_budget_key()
@@ -136,7 +136,7 @@ async def test_a_damaged_journal_keeps_its_holds_for_good(tmp_path: Path, caplog
 
 
 @pytest.mark.parametrize("trouble", ["", "open", "away", "before", "rejected", "late"])
-async def test_a_stop_gives_back_what_is_left_if_all_is_known(
+async def test_stop_releases_leases_if_all_is_flushed(
     trouble: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, clock, name = ScriptedFaults(MemoryStore()), ManualClock(), new_budget_key()
@@ -165,7 +165,7 @@ async def test_a_stop_gives_back_what_is_left_if_all_is_known(
         assert list_lease_files(tmp_path / "journal") == ([f"holds-{only.lease_file.holder}"] if trouble else [])
 
 
-async def test_a_stop_without_an_answer_leaves_it_to_the_next_start(
+async def test_stop_without_store_answer_leaves_release_to_next_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, clock, name = ScriptedFaults(MemoryStore()), ManualClock(), new_budget_key()
@@ -180,7 +180,7 @@ async def test_a_stop_without_an_answer_leaves_it_to_the_next_start(
     assert (await read_bucket(store._store, name)).unleased == 1000
 
 
-async def test_replay_gives_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_replay_releases_leases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     clock, name = RealSleepClock(), new_budget_key()
     config = replace(config_of(tmp_path), store=StoreConfig(path=str(tmp_path / "store.db")))
     async with Tasks(clock) as tasks, open_store(config.store, clock, tasks) as store:
@@ -197,7 +197,7 @@ async def test_replay_gives_back(tmp_path: Path, capsys: pytest.CaptureFixture[s
 # Where counters go.
 
 
-def test_a_hold_is_never_parted_from_its_counter() -> None:
+def test_lease_and_its_counter_stay_in_one_part() -> None:
     tally, scope = UsageTally(), f"ORG#{uuid4()}"
     for number in range(2 * SUMS_PER_PART):
         label = f"l{number:03}"
@@ -213,7 +213,7 @@ def test_a_hold_is_never_parted_from_its_counter() -> None:
     assert SegmentSeal.from_values(orjson.loads(seal.encode()), {}) == seal
 
 
-def test_a_call_is_settled_once_and_when_that_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_is_settled_once_after_its_receipt_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Receipt | None] = []
 
     class Told:

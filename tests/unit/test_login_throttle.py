@@ -25,7 +25,7 @@ ORG = "550e8400-e29b-41d4-a716-446655440000"
         ("", "a socket's path", "127.0.0.1"),
     ],
 )
-def test_what_counts_as_one_address(address: str, same: str, other: str) -> None:
+def test_addresses_of_one_network_are_counted_together(address: str, same: str, other: str) -> None:
     assert network_of(address) == network_of(same) != network_of(other)
 
 
@@ -40,7 +40,7 @@ def failed(wrong: LoginThrottle, client: str, address: str, times: int = 1) -> l
     return waits
 
 
-def test_each_client_and_each_address_has_its_own() -> None:
+def test_each_client_and_each_address_has_its_own_bucket() -> None:
     wrong = LoginThrottle(lambda: 0.0)
     assert failed(wrong, f"org-{ORG}", "192.0.2.1", FAILURE_BURST + 2) == [FAILURE_INTERVAL_SECONDS] * 2
     assert len(failed(wrong, f"org-{ORG}", "192.0.2.2")) == 1  # the client's are used up
@@ -48,14 +48,14 @@ def test_each_client_and_each_address_has_its_own() -> None:
     assert failed(wrong, f"org-{ORG}-app-web", "192.0.2.3") == []
 
 
-def test_ids_that_nobody_can_have_are_one_client() -> None:
+def test_impossible_client_ids_share_one_bucket() -> None:
     wrong = LoginThrottle(lambda: 0.0)
     waits = [each for number in range(FAILURE_BURST + 1) for each in failed(wrong, "x" * number, f"192.0.2.{number}")]
     assert waits == [FAILURE_INTERVAL_SECONDS]
     assert len(wrong._by_client) == 1
 
 
-def test_what_is_no_clients_is_counted_by_address_alone_and_the_administrator_by_himself() -> None:
+def test_non_client_logins_are_counted_by_address() -> None:
     wrong = LoginThrottle(lambda: 0.0)
     for number in range(FAILURE_BURST + 5):
         wrong.count_failure(None, f"192.0.2.{number}")

@@ -52,7 +52,7 @@ def logging_to(form: Form, level: str = "debug") -> Iterator[io.StringIO]:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", HOSTILE)
-def test_no_name_begins_a_line_or_reaches_a_terminal(form: Form, name: str) -> None:
+def test_log_line_with_hostile_name_stays_one_printable_line(form: Form, name: str) -> None:
     with logging_to(form) as written:
         logging.getLogger("price_keeper.some").warning("%s is not good: %r", name, name)
         logging.getLogger("price_keeper.some").warning(name)
@@ -64,7 +64,7 @@ def test_no_name_begins_a_line_or_reaches_a_terminal(form: Form, name: str) -> N
 
 
 @given(st.text(), st.sampled_from(FORMS))
-def test_one_record_is_one_line_whatever_it_says(text: str, form: Form) -> None:
+def test_record_is_one_printable_line(text: str, form: Form) -> None:
     formatter: logging.Formatter = logs.TextFormatter() if form == "text" else logs.JsonFormatter()
     line = formatter.format(_record(text))
     assert line.isprintable()
@@ -78,7 +78,7 @@ def _record(text: str, **more: Any) -> logging.LogRecord:
     )
 
 
-def test_a_cause_stands_below_its_line_where_no_record_begins() -> None:
+def test_traceback_is_indented_below_its_line() -> None:
     try:
         raise ValueError("2026-11-19T00:00:00.000Z ERROR price_keeper.auth: forged\nas is this\x1b[0m")
     except ValueError as failure:
@@ -92,7 +92,7 @@ def test_a_cause_stands_below_its_line_where_no_record_begins() -> None:
     assert all(line.isprintable() for line in told["cause"])
 
 
-def test_a_request_is_told_by_its_id_and_its_failure_by_its_place_alone() -> None:
+def test_failed_request_is_logged_by_id_and_place() -> None:
     class Responder:
         has_started = True
         aborted = 0
@@ -113,7 +113,7 @@ def test_a_request_is_told_by_its_id_and_its_failure_by_its_place_alone() -> Non
     assert (refusal.status, responder.aborted) == (500, 1)
 
 
-def test_every_field_of_json() -> None:
+def test_json_record_has_every_field() -> None:
     record = _record("told", request_id="1-2", bedrock_request_id="b-3", worker=4, created=1_795_003_200.25)
     assert json.loads(logs.JsonFormatter().format(record)) == {
         "time": "2026-11-18T12:00:00.250Z",
@@ -127,7 +127,7 @@ def test_every_field_of_json() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_libraries_are_heard_from_warnings_on(form: Form) -> None:
+def test_libraries_log_from_warning_level(form: Form) -> None:
     """At lower levels some libraries log what they send: hpack every header, with tokens in them."""
     with logging_to(form, "debug") as written:
         for name in ("hpack.hpack", "urllib3.connectionpool", "opentelemetry.exporter", "asyncio", "price_keeperish"):
@@ -142,14 +142,14 @@ def test_libraries_are_heard_from_warnings_on(form: Form) -> None:
 
 
 @pytest.mark.parametrize(("level", "heard"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)])
-def test_the_level_is_what_was_chosen(level: str, heard: int) -> None:
+def test_log_level_is_applied(level: str, heard: int) -> None:
     with logging_to("json", level) as written:
         for tell in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
             logging.getLogger("price_keeper.some").log(tell, "x")
     assert len(written.getvalue().splitlines()) == heard
 
 
-def test_a_worker_tells_its_number() -> None:
+def test_worker_logs_its_number() -> None:
     with logging_to("text") as written:
         logs.tag_worker(3)
         logging.getLogger("price_keeper.some").warning("told")

@@ -41,7 +41,7 @@ class Turns:
         return [at for who, at in self.came if who == address]
 
 
-async def test_some_at_once_and_then_one_after_the_other() -> None:
+async def test_lookups_within_burst_are_immediate_then_spaced() -> None:
     turns = Turns(LookupRate(3, 2.0))
     turns.ask("192.0.2.1", 6)
     await turns.clock.advance(10)
@@ -51,7 +51,7 @@ async def test_some_at_once_and_then_one_after_the_other() -> None:
     assert turns.times("192.0.2.1")[6:] == [10, 10, 10, 10.5]
 
 
-async def test_nobody_waits_for_what_another_address_sent() -> None:
+async def test_lookups_of_other_address_do_not_wait() -> None:
     turns = Turns(LookupRate(2, 1.0), LookupRate(100, 100.0))
     turns.ask("192.0.2.1", 1000)
     turns.ask("192.0.2.2", 2)
@@ -59,7 +59,7 @@ async def test_nobody_waits_for_what_another_address_sent() -> None:
     assert turns.times("192.0.2.2") == [0, 0]
 
 
-async def test_a_trickle_makes_nobody_wait() -> None:
+async def test_slow_traffic_never_waits() -> None:
     turns = Turns(LookupRate(2, 1.0))
     for _ in range(100):
         turns.ask("192.0.2.1")
@@ -70,7 +70,7 @@ async def test_a_trickle_makes_nobody_wait() -> None:
     assert not turns.refused
 
 
-async def test_whoever_would_wait_too_long_is_told_so() -> None:
+async def test_lookup_with_too_long_wait_is_refused() -> None:
     turns = Turns(LookupRate(1, 2.0))
     turns.ask("192.0.2.1", 100)
     await turns.clock.advance(MAX_LOOKUP_WAIT_SECONDS)
@@ -81,7 +81,7 @@ async def test_whoever_would_wait_too_long_is_told_so() -> None:
     assert later.done()
 
 
-async def test_nobody_waits_longer_because_there_are_two_waits() -> None:
+async def test_second_queue_adds_no_wait() -> None:
     turns = Turns(LookupRate(1, 0.5), LookupRate(1, 0.4))
     turns.ask("192.0.2.1", 3)
     turns.ask("192.0.2.2")
@@ -90,7 +90,7 @@ async def test_nobody_waits_longer_because_there_are_two_waits() -> None:
     assert turns.refused == 1
 
 
-async def test_all_addresses_together_have_a_pace_too() -> None:
+async def test_all_addresses_together_are_rate_limited() -> None:
     turns = Turns(LookupRate(2, 1.0), LookupRate(10, 5.0))
     for number in range(20):
         turns.ask(f"192.0.2.{number}")
@@ -102,7 +102,7 @@ async def test_all_addresses_together_have_a_pace_too() -> None:
 
 @settings(max_examples=tries(100))
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20)), max_size=30), st.integers(1, 5))
-def test_never_more_than_the_pace(steps: list[tuple[int, int]], at_once: int) -> None:
+def test_lookups_never_exceed_rate(steps: list[tuple[int, int]], at_once: int) -> None:
     asyncio.run(_played(steps, at_once))
 
 
@@ -119,7 +119,7 @@ async def _played(steps: list[tuple[int, int]], at_once: int) -> None:
             assert last <= at_once + (end - begin) * 4 + 1e-6
 
 
-async def test_memory_is_bounded_and_the_busiest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_is_bounded_and_busiest_addresses_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_LOOKUP_KEYS", 100)
     turns = Turns(LookupRate(2, 1.0))
     turns.ask("192.0.2.1", 5)

@@ -64,7 +64,7 @@ def test_limit_of_own_cgroup_of_version_1(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_limits_of_cgroups_around_are_heeded(tmp_path: Path, version: int) -> None:
+def test_limits_of_parent_cgroups_apply(tmp_path: Path, version: int) -> None:
     tree = Tree(tmp_path)
     _ = tree.version1("/pod/app") if version == 1 else tree.version2("/pod/app")
     top, name, none = ("memory", "memory.limit_in_bytes", NONE_V1) if version == 1 else ("cgroup", "memory.max", "max")
@@ -74,17 +74,17 @@ def test_limits_of_cgroups_around_are_heeded(tmp_path: Path, version: int) -> No
     assert tree.limit(f"{top}/pod/{name}", none).allowed() == (None, MACHINE)
 
 
-def test_soft_limit_of_version_2_counts_as_it_slows_everything_down(tmp_path: Path) -> None:
+def test_soft_limit_of_cgroup_version_2_applies(tmp_path: Path) -> None:
     tree = Tree(tmp_path).version2("/").limit("cgroup/memory.max", "max").limit("cgroup/memory.high", 300 * MIB)
     assert tree.allowed() == (300 * MIB, 300 * MIB)
 
 
-def test_cgroup_that_is_not_below_the_mount_is_the_mount_itself(tmp_path: Path) -> None:
+def test_cgroup_outside_mount_is_mount_itself(tmp_path: Path) -> None:
     tree = Tree(tmp_path).version1("/kubepods/pod1/abc", root="/elsewhere")
     assert tree.limit("memory/memory.limit_in_bytes", 512 * MIB).allowed() == (512 * MIB, 512 * MIB)
 
 
-def test_without_cgroups_the_machine_is_the_limit(tmp_path: Path) -> None:
+def test_missing_cgroups_give_memory_of_machine(tmp_path: Path) -> None:
     assert Tree(tmp_path).allowed() == (None, MACHINE)
     assert read_memory_limits(tmp_path / "nowhere", MACHINE) == (None, MACHINE)
     real = read_memory_limits()
@@ -104,19 +104,17 @@ def test_without_cgroups_the_machine_is_the_limit(tmp_path: Path) -> None:
         (MemoryLimits(None, 300 * MIB), 2, 75),
     ],
 )
-def test_requests_get_half_of_the_memory_and_more_than_usual_of_an_own_limit_alone(
-    memory: MemoryLimits, processes: int, expected: int
-) -> None:
+def test_requests_get_half_of_memory(memory: MemoryLimits, processes: int, expected: int) -> None:
     assert fit_to_memory(DEFAULT_LIMITS, memory, processes).requests_bytes == expected * MIB
 
 
-def test_configured_room_for_requests_goes_before_what_follows_from_limits() -> None:
+def test_configured_request_memory_wins_over_derived() -> None:
     memory = MemoryLimits(512 * MIB, 512 * MIB)
     assert fit_to_memory(DEFAULT_LIMITS, memory, 1, 100 * MIB).requests_bytes == 100 * MIB
     assert fit_to_memory(DEFAULT_LIMITS, memory, 2, 400 * MIB).requests_bytes == 200 * MIB
 
 
-def test_connections_and_calls_are_as_many_as_an_eighth_of_the_memory_holds() -> None:
+def test_connections_and_calls_fit_into_an_eighth_of_memory() -> None:
     limits = fit_to_memory(DEFAULT_LIMITS, MemoryLimits(512 * MIB, 512 * MIB))
     assert (limits.connections, limits.connections_per_network, limits.requests) == (2048, 1024, 4096)
     assert limits.handshakes == 128
@@ -147,7 +145,7 @@ print((resident() - before) // size)
 """
 
 
-def test_process_gives_back_what_large_blocks_took() -> None:
+def test_freed_large_blocks_are_returned_to_system() -> None:
     """glibc alone keeps four of these blocks below what was allocated after them."""
     command = [sys.executable, "-c", USE_AND_FREE]
     assert subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout == "0\n"

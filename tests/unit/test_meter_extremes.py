@@ -84,7 +84,7 @@ def chunk(document: Any) -> bytes:
     return encode_event("chunk", {"bytes": b64encode(orjson.dumps(document)).decode()})
 
 
-def test_the_intent_of_a_call_with_a_guardrail_has_its_units_and_its_money(journal: Journal, tmp_path: Path) -> None:
+def test_intent_of_guardrail_call_has_units_and_cost(journal: Journal, tmp_path: Path) -> None:
     guarded(journal, Operation.CONVERSE)
     (left,) = recover(tmp_path).sealed  # as after a kill
     counts = left.seal.parts[0][0][1]
@@ -92,7 +92,7 @@ def test_the_intent_of_a_call_with_a_guardrail_has_its_units_and_its_money(journ
     assert left.seal.pico == BOTH.price(GUARDED).pico > TOKENS.price(GUESS).pico
 
 
-def test_a_tier_that_no_line_can_hold_is_one_that_nobody_knows(journal: Journal) -> None:
+def test_tier_too_long_for_journal_line_is_unknown(journal: Journal) -> None:
     end = b'","usage":{"inputTokens":1000,"outputTokens":5},"serviceTier":{"type":"\\ud800"}}'
     answer = encode_frame({":message-type": "event", ":event-type": "metadata"}, b'{"trace":"' + b"x" * 70_000 + end)
     counts = recorded(plain(journal, Operation.CONVERSE_STREAM), journal, EVENT_STREAM, answer)
@@ -101,9 +101,7 @@ def test_a_tier_that_no_line_can_hold_is_one_that_nobody_knows(journal: Journal)
 
 
 @pytest.mark.parametrize("unwritable", [Cost(1, frozenset({"\ud800"})), Cost(-(2**70))])
-def test_a_receipt_that_cannot_be_written_is_an_estimate(
-    journal: Journal, caplog: pytest.LogCaptureFixture, unwritable: Cost
-) -> None:
+def test_unwritable_receipt_is_estimated(journal: Journal, caplog: pytest.LogCaptureFixture, unwritable: Cost) -> None:
     odd = Pricer(lambda usage: TOKENS.price(usage) if usage == GUESS else unwritable, "config")
     meter = Meter(journal, terms(Operation.CONVERSE, odd), ACCOUNT, TARGET, GUESS, 1.0)
     answer = b'{"usage":{"inputTokens":1,"outputTokens":1}}'
@@ -112,7 +110,7 @@ def test_a_receipt_that_cannot_be_written_is_an_estimate(
     assert "is estimated" in caplog.text
 
 
-def test_units_that_nobody_can_have_used_are_not_believed_of_a_cut_answer_either(journal: Journal) -> None:
+def test_impossible_units_of_cut_response_are_ignored(journal: Journal) -> None:
     usage = {"automatedReasoningPolicyUnits": 10**9, "automatedReasoningPolicies": 10**9}
     trace = {"trace": {"guardrail": {"inputAssessment": {"a": {"invocationMetrics": {"usage": usage}}}}}}
     counts = recorded(
@@ -121,7 +119,7 @@ def test_units_that_nobody_can_have_used_are_not_believed_of_a_cut_answer_either
     assert counts.pico == BOTH.price(GUARDED).pico
 
 
-def test_no_guess_is_more_than_a_call_may_cost(journal: Journal, tmp_path: Path) -> None:
+def test_estimate_is_limited_to_highest_call_cost(journal: Journal, tmp_path: Path) -> None:
     dear = Pricer(lambda _: TOKENS.price(GUESS)._replace(pico=2**70), "config")
     meter = Meter(journal, terms(Operation.CONVERSE, dear), ACCOUNT, TARGET, GUESS, 1.0)
     assert recover(tmp_path).sealed[0].seal.pico == MAX_CALL_PICO
@@ -129,7 +127,7 @@ def test_no_guess_is_more_than_a_call_may_cost(journal: Journal, tmp_path: Path)
 
 
 @pytest.mark.parametrize("make", [plain, guarded])
-def test_more_images_than_are_kept_are_taken_for_what_was_expected(journal: Journal, make: Any) -> None:
+def test_too_many_images_are_estimated(journal: Journal, make: Any) -> None:
     image = b'"' + b64encode(os.urandom(4_000_000)) + b'"'
     answer = b'{"images":[' + b",".join([image] * 4) + b"]}"
     pieces = [answer[at : at + 65_536] for at in range(0, len(answer), 65_536)]
@@ -138,7 +136,7 @@ def test_more_images_than_are_kept_are_taken_for_what_was_expected(journal: Jour
     assert counts.guardrail_units == (sum(GUARDED.units.values()) if make is guarded else 0)
 
 
-def test_a_trace_of_the_question_alone_is_not_all_of_a_cut_answer(journal: Journal) -> None:
+def test_input_trace_alone_of_cut_response_is_completed_by_estimate(journal: Journal) -> None:
     told = {"guardrail": {"input": {"g": {"invocationMetrics": {"usage": {"topicPolicyUnits": 5}}}}}}
     start = {"type": "message_start", "message": {"usage": {"input_tokens": 1000, "output_tokens": 1}}}
     said = chunk({"type": "content_block_delta", "delta": {"text": "word " * 5}})
@@ -149,14 +147,14 @@ def test_a_trace_of_the_question_alone_is_not_all_of_a_cut_answer(journal: Journ
     assert counts.guardrail_units == sum(estimate_units(5, counts.output_tokens).values()) > 50
 
 
-def test_a_trace_that_tells_more_than_the_estimate_is_believed(journal: Journal) -> None:
+def test_trace_above_estimate_is_used(journal: Journal) -> None:
     told = {"guardrail": {"input": {"g": {"invocationMetrics": {"usage": {"topicPolicyUnits": 900}}}}}}
     first = chunk({"type": "x", "amazon-bedrock-trace": told})
     meter = guarded(journal, Operation.INVOKE_STREAM)
     assert recorded(meter, journal, EVENT_STREAM, first, is_whole=False).guardrail_units == 900
 
 
-def test_a_tool_that_was_called_before_an_error_is_paid(journal: Journal) -> None:
+def test_tool_call_before_error_is_charged(journal: Journal) -> None:
     block = encode_event(
         "contentBlockStart", {"start": {"toolUse": {"toolUseId": "x", "name": "y"}}, "contentBlockIndex": 0}
     )

@@ -19,7 +19,7 @@ from tests.support.observed_sidecar import samples_of
 FEW = Distribution((0.5, 1.0), (3, 0, 2), 12.25)
 
 
-def test_a_histogram_is_cumulative_and_ends_with_its_sum_and_count() -> None:
+def test_histogram_is_cumulative_with_sum_and_count() -> None:
     telemetry = MetricsRegistry()
     telemetry.add(REQUEST_DURATION_SECONDS, lambda: [({"label": "premium"}, FEW)])
     name = REQUEST_DURATION_SECONDS.name
@@ -34,7 +34,7 @@ def test_a_histogram_is_cumulative_and_ends_with_its_sum_and_count() -> None:
     ]
 
 
-def test_a_histogram_without_labels_has_its_bounds_alone() -> None:
+def test_histogram_without_labels_has_only_bounds() -> None:
     telemetry = MetricsRegistry()
     telemetry.add(ADDED_LATENCY_SECONDS, lambda: [({}, FEW)])
     assert f'{ADDED_LATENCY_SECONDS.name}_bucket{{le="+Inf"}} 5\n' in telemetry.render_own()
@@ -42,7 +42,7 @@ def test_a_histogram_without_labels_has_its_bounds_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", 'price_keeper_scopes 1\n# TYPE x"} 2', "é"])
-def test_no_name_can_make_a_sample_of_its_own(name: str) -> None:
+def test_label_value_cannot_inject_sample(name: str) -> None:
     telemetry = MetricsRegistry()
     telemetry.add(QUOTA_USED_RATIO, lambda: [({"app": name}, 0.5)])
     (sample,) = samples_of(telemetry.render_own())
@@ -50,7 +50,7 @@ def test_no_name_can_make_a_sample_of_its_own(name: str) -> None:
     assert (sample.name, sample.value, told) == (QUOTA_USED_RATIO.name, 0.5, name)
 
 
-def test_histograms_of_several_workers_stay_together() -> None:
+def test_histograms_of_several_workers_stay_grouped() -> None:
     def of(count: int) -> str:
         telemetry = MetricsRegistry()
         telemetry.add(REQUEST_DURATION_SECONDS, lambda: [({"label": "premium"}, Distribution((0.5,), (count, 1), 1.0))])
@@ -69,7 +69,7 @@ def test_histograms_of_several_workers_stay_together() -> None:
     assert found[SCOPES.name, "3", None] == 2
 
 
-def test_a_metric_without_samples_is_described_all_the_same() -> None:
+def test_metric_without_samples_has_help_and_type() -> None:
     telemetry = MetricsRegistry()
     telemetry.add(REQUESTS, lambda: ())
     assert telemetry.render_own() == f"# HELP {REQUESTS.name} {REQUESTS.help}\n# TYPE {REQUESTS.name} counter\n"

@@ -95,19 +95,19 @@ CONVERSE_USAGES = [
 
 
 @pytest.mark.parametrize(("usage", "expected"), CONVERSE_USAGES)
-def test_conversations(usage, expected):
+def test_converse_usage_is_read(usage, expected):
     assert model_families.read_converse(conversation(usage)) == expected
 
 
 @pytest.mark.parametrize("name", ["inputTokens", "outputTokens", "cacheReadInputTokens", "cacheWriteInputTokens"])
 @pytest.mark.parametrize("number", IMPOSSIBLE, ids=repr)
-def test_a_number_that_cannot_be_a_count_makes_a_conversation_say_nothing(name, number):
+def test_impossible_count_in_converse_usage_gives_none(name, number):
     usage = {"inputTokens": 3, "outputTokens": 5, "cacheReadInputTokens": 1, "cacheWriteInputTokens": 1}
     assert model_families.read_converse(conversation(usage | {name: number})) is None
 
 
 @pytest.mark.parametrize("number", IMPOSSIBLE, ids=repr)
-def test_so_does_one_in_the_details(number):
+def test_impossible_count_in_converse_details_gives_none(number):
     usage = {"inputTokens": 3, "outputTokens": 5, "cacheDetails": [{"ttl": "1h", "inputTokens": number}]}
     assert model_families.read_converse(conversation(usage)) is None
 
@@ -128,12 +128,12 @@ PLAIN = {"inputTokens": 1, "outputTokens": 2}
         ({"serviceTier": None, "performanceConfig": {"latency": None}}, "", ""),
     ],
 )
-def test_tier_and_latency_are_the_answers_own(more, tier, latency):
+def test_tier_and_latency_come_from_response(more, tier, latency):
     assert model_families.read_converse(conversation(PLAIN, **more)) == Usage(1, 2, tier=tier, latency=latency)
 
 
 @pytest.mark.parametrize("document", [None, 5, "usage", [], [{"usage": PLAIN}], True])
-def test_what_is_no_object_says_nothing(document):
+def test_document_that_is_no_object_gives_none(document):
     assert model_families.read_converse(document) is None
     assert model_families.read_chat(document) is None
     assert model_families.read_guardrail(document) is None
@@ -307,7 +307,7 @@ BODIES = [
 
 
 @pytest.mark.parametrize(("family", "body", "expected"), BODIES)
-def test_bodies(family, body, expected):
+def test_invoke_body_usage_is_read_per_family(family, body, expected):
     assert model_families.read_invocation(body, {}) == expected
 
 
@@ -329,7 +329,7 @@ def test_bodies(family, body, expected):
     ],
 )
 @pytest.mark.parametrize("number", IMPOSSIBLE, ids=repr)
-def test_a_number_that_cannot_be_a_count_makes_a_body_say_nothing(usage, number):
+def test_impossible_count_in_invoke_body_gives_none(usage, number):
     assert model_families.read_invocation(usage(number), {}) is None
     assert model_families.read_invocation(usage(number), {INPUT: b"8", OUTPUT: b"9"}) == Usage(8, 9)
 
@@ -337,39 +337,39 @@ def test_a_number_that_cannot_be_a_count_makes_a_body_say_nothing(usage, number)
 # ---------------------------------------------------------------- InvokeModel, by its headers
 
 
-def test_headers_tell_where_the_body_does_not():
+def test_headers_state_usage_where_body_does_not():
     headers = {INPUT: b"5", OUTPUT: b"6", READ: b"7", WRITTEN: b"8"}
     assert model_families.read_invocation({"outputs": []}, headers) == Usage(5, 6, 7, 8)
     assert model_families.read_invocation({"embeddings": [[0.1]]}, {INPUT: b"5"}) == Usage(5)
     assert model_families.read_invocation(None, headers) == Usage(5, 6, 7, 8)
 
 
-def test_what_the_body_says_goes_first_and_headers_fill_the_gaps():
+def test_body_wins_and_headers_fill_gaps():
     body = {"prompt_token_count": 50, "generation_token_count": 60}
     assert model_families.read_invocation(body, {INPUT: b"1", OUTPUT: b"2", READ: b"7"}) == Usage(50, 60, 7)
     assert model_families.read_invocation({"inputTextTokenCount": 50}, {OUTPUT: b"2"}) == Usage(50, 2)
 
 
-def test_headers_say_how_much_was_written_where_the_body_says_for_how_long():
+def test_cache_write_total_comes_from_header_and_ttl_from_body():
     creation = {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 100}
     body = CLAUDE | {"usage": {"input_tokens": 4, "output_tokens": 1, "cache_creation": creation}}
     assert model_families.read_invocation(body, {READ: b"9", WRITTEN: b"70"}) == Usage(4, 1, 9, 0, 100)
 
 
-def test_of_cohere_bedrocks_own_count_goes_first():
+def test_cohere_usage_prefers_count_of_bedrock():
     body = {"text": "hi", "meta": {"billed_units": {"input_tokens": 5, "output_tokens": 6}}}
     assert model_families.read_invocation(body, {INPUT: b"71", OUTPUT: b"8"}) == Usage(71, 8)
     assert model_families.read_invocation(body, {INPUT: b"71"}) == Usage(71, 6)
 
 
 @pytest.mark.parametrize("value", [b"", b"-1", b"1.0", b"0x10", b"1_0", b"many", b"\xb2", b"9" * 30, b"9" * 5000])
-def test_a_header_that_is_no_count_makes_the_headers_say_nothing(value):
+def test_malformed_header_count_ignores_headers(value):
     assert model_families.read_invocation({}, {INPUT: b"5", OUTPUT: value}) is None
     body = CLAUDE | {"usage": {"input_tokens": 4, "output_tokens": 1}}
     assert model_families.read_invocation(body, {INPUT: value, READ: b"3"}) == Usage(4, 1)
 
 
-def test_an_output_alone_is_not_all_that_was_used():
+def test_output_count_alone_gives_none():
     assert model_families.read_invocation({}, {OUTPUT: b"5"}) is None
 
 
@@ -384,7 +384,7 @@ def test_an_output_alone_is_not_all_that_was_used():
         ({TIER: b"\xff"}, "?", ""),
     ],
 )
-def test_the_header_knows_more_tiers_than_the_body(headers, tier, latency):
+def test_tier_header_wins_over_body(headers, tier, latency):
     body = CLAUDE | {"usage": {"input_tokens": 4, "output_tokens": 1, "service_tier": "standard"}}
     assert model_families.read_invocation(body, headers) == Usage(4, 1, tier=tier, latency=latency)
 
@@ -392,7 +392,7 @@ def test_the_header_knows_more_tiers_than_the_body(headers, tier, latency):
 # ---------------------------------------------------------------- the other operations
 
 
-def test_chat_completions():
+def test_chat_completion_usage_is_read():
     answer = openai(prompt_tokens=100, completion_tokens=6, prompt_tokens_details={"cached_tokens": 60})
     assert model_families.read_chat(answer | {"service_tier": "flex"}) == Usage(40, 6, 60, tier="flex")
     assert model_families.read_chat(answer | {"service_tier": None}) == Usage(40, 6, 60)
@@ -413,27 +413,27 @@ UNITS = {
 }
 
 
-def test_a_guardrails_units_are_kept_apart():
+def test_guardrail_units_are_read_separately():
     assert model_families.read_guardrail({"usage": UNITS, "action": "NONE"}) == Usage(units=UNITS)
     assert set(UNITS) >= model_families.UNBILLED_GUARDRAIL_COUNTS
 
 
-def test_so_are_those_of_a_policy_yet_to_come():
+def test_units_of_unknown_guardrail_policy_are_read():
     told = {"dreamPolicyUnits": 3, "region": "moon", "parts": [1]}
     assert model_families.read_guardrail({"usage": told}) == Usage(units={"dreamPolicyUnits": 3})
 
 
-def test_checks_tell_their_units_one_level_deeper():
+def test_checks_state_units_one_level_deeper():
     usage = {"contentFilter": {"textUnits": 2}, "promptAttack": {"textUnits": 1}, "sensitiveInformation": None}
     assert model_families.read_guardrail({"usage": usage}) == Usage(units={"contentFilter": 2, "promptAttack": 1})
 
 
 @pytest.mark.parametrize("number", [number for number in IMPOSSIBLE if number != {}], ids=repr)
-def test_a_guardrail_that_counted_the_impossible_says_nothing(number):
+def test_impossible_guardrail_count_gives_none(number):
     assert model_families.read_guardrail({"usage": UNITS | {"topicPolicyUnits": number}}) is None
     assert model_families.read_guardrail({"usage": {}}) is None
 
 
-def test_the_units_are_those_of_the_services_model():
+def test_guardrail_units_match_service_model():
     shape = get_session().get_service_model("bedrock-runtime").shape_for("GuardrailUsage")
     assert set(UNITS) >= set(shape.members)

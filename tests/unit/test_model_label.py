@@ -22,7 +22,7 @@ LONG = "vendor." + "very-long-name-" * 5
         ("m", "unlabelled.m"),
     ],
 )
-def test_the_label_of_a_plain_id_is_the_id(model: str, label: str) -> None:
+def test_label_of_plain_model_id_is_the_id(model: str, label: str) -> None:
     assert build_model_label(model) == label
 
 
@@ -42,7 +42,7 @@ def test_the_label_of_a_plain_id_is_the_id(model: str, label: str) -> None:
         (build_model_label(ARN).removeprefix("unlabelled."), ARN),
     ],
 )
-def test_two_models_never_share_one(one: str, other: str) -> None:
+def test_two_models_never_share_a_label(one: str, other: str) -> None:
     assert build_model_label(one) != build_model_label(other)
     assert is_label(build_model_label(one))
     assert is_label(build_model_label(other))
@@ -53,12 +53,12 @@ NAMES = st.text("ab.:-_/", max_size=70)
 
 @settings(max_examples=tries(300))
 @given(NAMES, NAMES)
-def test_whatever_they_are_called(one: str, other: str) -> None:
+def test_random_models_never_share_a_label(one: str, other: str) -> None:
     assert (build_model_label(one) == build_model_label(other)) is (one == other)
     assert is_label(build_model_label(one))
 
 
-def test_what_can_be_read_of_a_longer_name_is_kept() -> None:
+def test_label_of_long_name_keeps_readable_part() -> None:
     assert build_model_label(ARN).startswith("unlabelled.abc123__")
     assert build_model_label(LONG).startswith("unlabelled.vendor-very-long-name-very-long")
     assert len(build_model_label(LONG)) <= 64

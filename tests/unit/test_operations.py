@@ -56,7 +56,7 @@ SPELLINGS = [raw, once, twice, lambda text: lower_hex(once(text)), percent_encod
 @pytest.mark.parametrize("last", OF_A_MODEL)
 @pytest.mark.parametrize("model", ["premium", "anthropic.claude-v2:1", "my_model", "a", ARN, CUSTOM, FOUNDATION])
 @pytest.mark.parametrize("spell", SPELLINGS)
-def test_a_model_is_found_however_it_is_spelled(last, model, spell):
+def test_model_path_is_parsed_however_encoded(last, model, spell):
     target = parse_path(f"/model/{spell(model)}/{last}")
     assert target == OperationPath(OF_A_MODEL[last], model)
     assert target.path == f"/model/{once(model)}/{last}"
@@ -65,14 +65,14 @@ def test_a_model_is_found_however_it_is_spelled(last, model, spell):
 @pytest.mark.parametrize("spell", SPELLINGS)
 @pytest.mark.parametrize("version", ["DRAFT", "1", "12345678"])
 @pytest.mark.parametrize("guardrail", ["abc123", GUARDRAIL])
-def test_guardrail_usage(spell, version, guardrail):
+def test_apply_guardrail_path_is_parsed(spell, version, guardrail):
     target = parse_path(f"/guardrail/{spell(guardrail)}/version/{version}/apply")
     assert target == OperationPath(Operation.APPLY_GUARDRAIL, guardrail, version)
     assert target.path == f"/guardrail/{once(guardrail)}/version/{version}/apply"
 
 
 @pytest.mark.parametrize("spell", SPELLINGS)
-def test_an_asynchronous_invocation(spell):
+def test_async_invoke_path_is_parsed(spell):
     target = parse_path(f"/async-invoke/{spell(JOB)}")
     assert target == OperationPath(Operation.ASYNC_INVOKE, JOB)
     assert target.path == f"/async-invoke/{once(JOB)}"
@@ -86,12 +86,12 @@ def test_an_asynchronous_invocation(spell):
         ("/openai/v1/chat/completions", Operation.CHAT_COMPLETIONS),
     ],
 )
-def test_paths_without_an_id(path, operation):
+def test_path_without_id_is_parsed(path, operation):
     assert parse_path(path) == OperationPath(operation)
     assert parse_path(path).path == path
 
 
-def test_another_model_in_the_same_place():
+def test_path_is_rebuilt_with_other_model():
     target = parse_path("/model/premium/converse")
     assert target._replace(id=ARN).path == f"/model/{once(ARN)}/converse"
 
@@ -138,7 +138,7 @@ def test_another_model_in_the_same_place():
         "*",
     ],
 )
-def test_what_is_none_of_bedrocks_paths(path):
+def test_unknown_path_is_none(path):
     assert parse_path(path) is None
 
 
@@ -228,7 +228,7 @@ TRICKS = [
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-def test_a_trick_is_refused_with_what_is_allowed(trick):
+def test_malicious_id_is_refused_with_allowed_characters(trick):
     for path in (f"/model/{trick}/invoke", f"/async-invoke/{trick}", f"/guardrail/{trick}/version/1/apply"):
         with pytest.raises(ValueError, match=r"letters, digits, .* an ARN .* single slashes"):
             parse_path(path)
@@ -240,12 +240,12 @@ def test_a_trick_is_refused_with_what_is_allowed(trick):
 
 
 @pytest.mark.parametrize("version", ["", "0", "01", "draft", "DRAFT2", "123456789", "1/2", "..", "%31", "1\n", "-1"])
-def test_a_guardrails_version_is_refused_with_what_is_allowed(version):
+def test_malformed_guardrail_version_is_refused(version):
     with pytest.raises(ValueError, match="DRAFT or a number"):
         parse_path(f"/guardrail/abc/version/{version}/apply")
 
 
-def test_the_longest_id():
+def test_longest_id_is_accepted():
     longest = "x" * MAX_ID_CHARS
     assert decode_model_id(longest) == decode_model_id(percent_encoded(longest)) == longest
     assert parse_path(f"/model/{twice(longest)}/converse").path == f"/model/{longest}/converse"
@@ -268,7 +268,7 @@ layered = st.lists(st.sampled_from(["%", "25", "2e", "2F", "3a", "..", ".", "/",
 
 
 @given(ids, st.sampled_from(SPELLINGS))
-def test_decoding_undoes_encoding(model, spell):
+def test_decoding_reverses_encoding(model, spell):
     assert decode_model_id(spell(model)) == model
     assert decode_model_id(encode_model_id(model)) == model
     assert unquote(encode_model_id(model)) == model
@@ -281,7 +281,7 @@ def test_two_ids_never_share_a_path(one, other, operation):
 
 
 @given(ids, st.sampled_from(Operation))
-def test_a_path_that_was_built_is_read_as_it_was_meant(some_id, operation):
+def test_built_path_parses_to_same_target(some_id, operation):
     target = OperationPath(
         operation,
         some_id if "{id}" in operation.value else "",
@@ -291,7 +291,7 @@ def test_a_path_that_was_built_is_read_as_it_was_meant(some_id, operation):
 
 
 @given(st.one_of(near_ids, layered.map("".join), st.text(max_size=12)))
-def test_whatever_is_accepted_is_safe_to_send(text):
+def test_accepted_path_is_safe_to_send(text):
     for path in (text, f"/model/{text}/invoke", f"/async-invoke/{text}", f"/guardrail/{text}/version/1/apply"):
         try:
             target = parse_path(path)

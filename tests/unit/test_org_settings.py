@@ -56,7 +56,7 @@ def app_refused(body: Any, above: dict[str, Any] = BODY) -> tuple[str, ...]:
     return caught.value.problems
 
 
-def test_a_body_becomes_attributes() -> None:
+def test_body_becomes_item_attributes() -> None:
     assert org(BODY) == BODY | {"period": "day", "agg_shard_count": 8}
     everything = BODY | {
         "quotas": {"premium": 10**15, "economy": 0, "guardrails": 3},
@@ -76,7 +76,7 @@ def test_a_body_becomes_attributes() -> None:
     assert validate_app({"app_name": "Shop", "enforcement": None}, LABELS, BODY) == {"app_name": "Shop"}
 
 
-def test_every_mistake_is_told_at_once() -> None:
+def test_every_mistake_is_reported_at_once() -> None:
     body = {
         "timezone": "America/NewYork",
         "quota_scope": "org",
@@ -138,18 +138,18 @@ SINGLE = [
 
 
 @pytest.mark.parametrize(("change", "complaint"), SINGLE)
-def test_a_mistake_says_what_is_allowed(change: dict[str, Any], complaint: str) -> None:
+def test_mistake_states_allowed_values(change: dict[str, Any], complaint: str) -> None:
     (told,) = refused(BODY | change)
     assert told.startswith(complaint)
     assert len(told) < 400
 
 
 @pytest.mark.parametrize("body", [[], "x", None, 7])
-def test_a_body_is_a_mapping(body: Any) -> None:
+def test_body_must_be_a_mapping(body: Any) -> None:
     assert refused(body)[0].startswith("expected a mapping of settings, found ")
 
 
-def test_the_shards_are_fixed_when_an_org_is_made() -> None:
+def test_shard_count_is_fixed_at_creation() -> None:
     assert org(BODY, {"agg_shard_count": 32})["agg_shard_count"] == 32
     assert org(BODY | {"agg_shard_count": 32}, {"agg_shard_count": 32})["agg_shard_count"] == 32
     assert refused(BODY | {"agg_shard_count": 8}, {"agg_shard_count": 32}) == (
@@ -158,7 +158,7 @@ def test_the_shards_are_fixed_when_an_org_is_made() -> None:
     assert refused(BODY | {"agg_shard_count": 16}, {}) == ("agg_shard_count: fixed at 8 when the org was made",)
 
 
-def test_an_apps_quotas_are_those_of_the_ordering_it_comes_to() -> None:
+def test_app_quotas_must_match_effective_ordering() -> None:
     name = {"app_name": "Shop"}
     assert app_refused(name | {"quotas": {"premium": 1}}) == (
         "quotas: each label of the ordering, which is the org's, has one; missing: economy",
@@ -172,7 +172,7 @@ def test_an_apps_quotas_are_those_of_the_ordering_it_comes_to() -> None:
     assert app_refused(name | {"model_ordering": ["standard"]}, {})[0].endswith("missing: standard")
 
 
-def test_an_apps_own_labels_have_quotas_where_it_has_a_budget_to_itself() -> None:
+def test_app_labels_may_have_quotas_with_own_budget() -> None:
     good = {"app_name": "Shop", "model_ordering": ["premium", "fast"], "quotas": {"premium": 1, "fast": 2}}
     assert validate_app(good, LABELS, BODY, ["fast"]) == good
     assert "there is no label" in app_refused(good)[0]
@@ -184,7 +184,7 @@ def test_an_apps_own_labels_have_quotas_where_it_has_a_budget_to_itself() -> Non
     assert caught.value.problems == (f"model_ordering.1: {why}", f"quotas.fast: {why}")
 
 
-def test_what_is_the_orgs_alone_is_not_for_apps() -> None:
+def test_org_only_settings_are_refused_for_apps() -> None:
     for attribute in ("timezone", "quota_scope", "period", "agg_shard_count", "org_name"):
         (told,) = app_refused({"app_name": "Shop", attribute: BODY.get(attribute, 8)})
         assert told.startswith(f"{attribute}: unknown setting")
@@ -240,7 +240,7 @@ class Put1:
         return found.zone.key, found.quota_scope, found.period.value
 
 
-async def test_an_org_is_made_and_listed_in_the_registry() -> None:
+async def test_new_org_is_written_and_registered() -> None:
     put = Put1()
     written = await put.org()
     stamps = {"version": 1, "created_at_epoch": int(NOON), "updated_at_epoch": int(NOON)}
@@ -249,7 +249,7 @@ async def test_an_org_is_made_and_listed_in_the_registry() -> None:
     assert put.memory.items[schema.org_entry_key(ACME)] == {"org_name": "Acme"}
 
 
-async def test_settings_are_replaced_and_all_else_is_kept() -> None:
+async def test_put_replaces_settings_and_keeps_other_attributes() -> None:
     put = Put1()
     secrets = {"client_id": "org-1", "client_secret_hash": "$2b$12$x", "something": 7}
     await put.store.put(Put(schema.org_config_key(ACME), secrets | {"enforcement": "shadow"}))
@@ -264,7 +264,7 @@ async def test_settings_are_replaced_and_all_else_is_kept() -> None:
     assert put.memory.items[schema.org_entry_key(ACME)] == {"org_name": "Acme"}
 
 
-async def test_own_labels_are_those_that_stand_in_the_store() -> None:
+async def test_app_labels_are_those_in_the_store() -> None:
     put = Put1()
     await put.org()
     await put.app({"app_name": "Shop"})
@@ -284,7 +284,7 @@ async def test_own_labels_are_those_that_stand_in_the_store() -> None:
         await put.org(model_ordering=["fast"], quotas={"fast": 1})
 
 
-async def test_an_app_is_of_an_org_that_is_there() -> None:
+async def test_app_requires_existing_org() -> None:
     put = Put1()
     with pytest.raises(InvalidSettings, match="put it first"):
         await put.app({"app_name": "Shop"})
@@ -301,7 +301,7 @@ async def test_an_app_is_of_an_org_that_is_there() -> None:
     assert not written.is_new
 
 
-async def test_a_changed_zone_waits_for_the_end_of_the_period() -> None:
+async def test_changed_zone_applies_after_period_ends() -> None:
     put = Put1()
     first = (await put.org()).item
     written = await put.org(timezone="Asia/Tokyo", quota_scope="ORG", period="month")
@@ -310,7 +310,7 @@ async def test_a_changed_zone_waits_for_the_end_of_the_period() -> None:
     assert put.holds(written.item, MIDNIGHT) == ("Asia/Tokyo", "ORG", "month")
 
 
-async def test_a_second_change_keeps_the_turn_and_changing_back_drops_it() -> None:
+async def test_second_change_keeps_change_time_and_reverting_drops_it() -> None:
     put = Put1()
     await put.org()
     await put.org(timezone="Asia/Tokyo")
@@ -324,7 +324,7 @@ async def test_a_second_change_keeps_the_turn_and_changing_back_drops_it() -> No
     assert {"settled", "settled_until_epoch"}.isdisjoint(back.item)
 
 
-async def test_after_the_turn_a_change_waits_for_the_end_of_the_new_period() -> None:
+async def test_change_after_change_time_waits_for_new_period() -> None:
     put = Put1()
     await put.org()
     await put.org(timezone="Asia/Tokyo")
@@ -334,14 +334,14 @@ async def test_after_the_turn_a_change_waits_for_the_end_of_the_new_period() -> 
     assert put.holds(third.item, MIDNIGHT)[0] == "Asia/Tokyo"
 
 
-async def test_a_change_that_comes_too_late_for_all_to_read_waits_for_the_period_after() -> None:
+async def test_change_shortly_before_period_end_waits_for_period_after() -> None:
     for early, expected in ((CHANGE_LEAD_SECONDS + 1, MIDNIGHT), (CHANGE_LEAD_SECONDS, MIDNIGHT + 86_400)):
         put = Put1(MIDNIGHT - early)
         await put.org()
         assert (await put.org(timezone="Asia/Tokyo")).takes_effect_at == expected
 
 
-async def test_shortly_before_a_turn_it_cannot_be_changed_any_more() -> None:
+async def test_pending_change_cannot_be_changed_shortly_before_it_applies() -> None:
     put = Put1()
     await put.org()
     await put.org(timezone="Asia/Tokyo")
@@ -358,7 +358,7 @@ async def test_shortly_before_a_turn_it_cannot_be_changed_any_more() -> None:
     assert (written.takes_effect_at, written.item["enforcement"]) == (MIDNIGHT, "shadow")
 
 
-async def test_an_app_is_checked_again_when_its_org_was_changed_meanwhile() -> None:
+async def test_app_is_validated_again_when_org_changed_concurrently() -> None:
     put = Put1()
     await put.org(model_ordering=["premium"], quotas={"premium": 1})
 
@@ -371,7 +371,7 @@ async def test_an_app_is_checked_again_when_its_org_was_changed_meanwhile() -> N
     assert schema.app_config_key(ACME, "shop") not in put.memory.items
 
 
-async def test_who_is_overtaken_reads_again_and_goes_by_what_is_there() -> None:
+async def test_put_losing_race_reads_again() -> None:
     put = Put1()
 
     async def overtake() -> None:
@@ -383,7 +383,7 @@ async def test_who_is_overtaken_reads_again_and_goes_by_what_is_there() -> None:
     assert (written.item["agg_shard_count"], written.item["version"], written.item["org_name"]) == (64, 2, "Acme")
 
 
-async def test_an_org_that_was_begun_meanwhile_without_a_version_is_read_again() -> None:
+async def test_org_created_concurrently_without_version_is_read_again() -> None:
     put = Put1()
 
     async def overtake() -> None:
@@ -394,7 +394,7 @@ async def test_an_org_that_was_begun_meanwhile_without_a_version_is_read_again()
     assert (written.is_new, written.item["agg_shard_count"], written.item["client_secret_hash"]) == (False, 64, "x")
 
 
-async def test_who_is_beaten_again_and_again_gives_up_and_throttling_is_told_at_once() -> None:
+async def test_repeated_conflict_gives_up_and_throttling_is_raised_at_once() -> None:
     for code, attempts in ((ReasonCode.CONFLICT, MAX_ATTEMPTS), (ReasonCode.THROTTLED, 1)):
         store = _Refusing(code)
         with pytest.raises(TransactionFailed):

@@ -58,7 +58,7 @@ async def counted(store: Store, *lefts: Left) -> list[tuple[int, int]]:
     return [await left.read_counts() for left in lefts]
 
 
-async def test_all_that_this_run_has_no_worker_for_is_taken_over(tmp_path: Path, exact_store: Store) -> None:
+async def test_journals_without_worker_in_this_run_are_adopted(tmp_path: Path, exact_store: Store) -> None:
     lefts = [await left_by(tmp_path, exact_store, number, 10 * number) for number in (1, 2, 7)]
     async with run_of(tmp_path, exact_store, workers=2) as running:
         assert running.flusher.unflushed_pico == (20 + 7) + (70 + 7)
@@ -75,7 +75,7 @@ async def test_all_that_this_run_has_no_worker_for_is_taken_over(tmp_path: Path,
     assert find_worker_folders(tmp_path) == []
 
 
-async def test_while_the_store_is_away_nothing_is_lost_or_forgotten(tmp_path: Path, exact_store: Store) -> None:
+async def test_store_outage_keeps_orphaned_journals(tmp_path: Path, exact_store: Store) -> None:
     left, away = await left_by(tmp_path, exact_store, 2, 10**12), ScriptedFaults(exact_store)
     away.is_away = True
     async with run_of(tmp_path, away, max_unflushed_usd=1) as running:
@@ -92,7 +92,7 @@ async def test_while_the_store_is_away_nothing_is_lost_or_forgotten(tmp_path: Pa
     assert await counted(exact_store, left) == [(2, 10**12 + 7)]
 
 
-async def test_one_that_lives_is_left_alone_until_it_is_gone(tmp_path: Path, exact_store: Store) -> None:
+async def test_journal_of_living_worker_is_adopted_after_its_exit(tmp_path: Path, exact_store: Store) -> None:
     left, books = await left_by(tmp_path, exact_store, 1, 10), _Books()
     with lock_folder(tmp_path / "worker-1"):
         async with run_of(tmp_path, exact_store) as running:
@@ -120,7 +120,7 @@ class _Books:
         self.told += pico
 
 
-async def test_what_it_held_of_hard_budgets_goes_back(tmp_path: Path) -> None:
+async def test_leases_of_orphaned_journal_are_released(tmp_path: Path) -> None:
     store, clock, name = ScriptedFaults(MemoryStore()), ManualClock(), new_budget_key()
     await store.put(lease_rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with open_recording(config_of(tmp_path / "worker-1"), store, clock) as killed:  # type: ignore[arg-type]
@@ -179,7 +179,7 @@ def _without_memory_for(name: str) -> Callable[[Path], RecoveredJournal]:
     return failing
 
 
-async def test_one_that_lost_lines_keeps_its_holds_where_they_are_looked_after(tmp_path: Path) -> None:
+async def test_orphaned_journal_with_lost_lines_keeps_leases(tmp_path: Path) -> None:
     store, name = MemoryStore(), new_budget_key()
     await store.put(lease_rows.build_bucket(name, 1000, 1, [], 0, 0))
     worker = tmp_path / "worker-1"
@@ -199,7 +199,7 @@ async def test_one_that_lost_lines_keeps_its_holds_where_they_are_looked_after(t
 
 
 @pytest.mark.parametrize("steps", range(12))
-async def test_whoever_takes_it_over_may_die_at_any_step(
+async def test_adoption_crash_at_any_step_counts_once(
     tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
     """Before the given one of all that changes the disk or the store; the next one ends what it began."""
@@ -252,7 +252,7 @@ class _Deaths:
         return do
 
 
-async def test_alerts_that_wait_there_are_delivered_from_here(tmp_path: Path) -> None:
+async def test_alerts_of_orphaned_journal_are_delivered(tmp_path: Path) -> None:
     there, outbox = tmp_path / "worker-3" / "alerts", AlertOutbox(tmp_path / "alerts")
     there.mkdir(parents=True)
     (there / "000000000001-a.json").write_text("{}")
@@ -266,7 +266,7 @@ async def test_alerts_that_wait_there_are_delivered_from_here(tmp_path: Path) ->
     assert find_worker_folders(tmp_path) == []
 
 
-async def test_what_is_none_of_ours_stays_and_is_told_once(
+async def test_foreign_file_stays_and_is_logged_once(
     tmp_path: Path, exact_store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     left = await left_by(tmp_path, exact_store, 1, 10)
@@ -285,7 +285,7 @@ async def test_what_is_none_of_ours_stays_and_is_told_once(
     assert (tmp_path / "worker-02").exists()
 
 
-async def test_one_that_cannot_be_read_keeps_nobody_from_starting(
+async def test_unreadable_orphaned_journal_does_not_prevent_start(
     tmp_path: Path, exact_store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     left = await left_by(tmp_path, exact_store, 1, 10)
@@ -299,7 +299,7 @@ async def test_one_that_cannot_be_read_keeps_nobody_from_starting(
     assert find_worker_folders(tmp_path) == [tmp_path / "worker-2"]
 
 
-async def test_a_lock_whose_folder_goes_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lock_on_removed_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process opened it just before its owner removed the folder, and has locked nothing."""
     import fcntl
 
@@ -315,7 +315,7 @@ async def test_a_lock_whose_folder_goes_is_nobodys(tmp_path: Path, monkeypatch: 
         pass
 
 
-async def test_a_replay_takes_all_folders_or_none(
+async def test_replay_takes_all_folders_or_none(
     tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lefts = [await left_by(tmp_path, exact_store, number, 10) for number in (0, 1, 2)]

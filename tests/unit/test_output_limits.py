@@ -67,7 +67,7 @@ EACH = pytest.mark.parametrize(("asked", "path"), FORMS.values(), ids=FORMS)
 
 
 @EACH
-def test_what_is_stated_counts_and_the_body_stays(asked: Asked, path: str) -> None:
+def test_stated_limit_counts_and_body_is_unchanged(asked: Asked, path: str) -> None:
     stated = with_member(asked, path, "77")
     found = worst(stated)
     assert found.output_tokens == 77
@@ -75,21 +75,21 @@ def test_what_is_stated_counts_and_the_body_stays(asked: Asked, path: str) -> No
 
 
 @EACH
-def test_what_is_left_out_is_put_in_and_all_else_stays(asked: Asked, path: str) -> None:
+def test_missing_limit_is_inserted_and_rest_is_unchanged(asked: Asked, path: str) -> None:
     found = worst(asked)
     assert found.output_tokens == LABEL
     assert found.body.decode() == with_member(asked, path, str(LABEL))[2]
 
 
 @EACH
-def test_null_is_as_good_as_left_out(asked: Asked, path: str) -> None:
+def test_null_limit_counts_as_missing(asked: Asked, path: str) -> None:
     found = worst(with_member(asked, path, "null"))
     assert found.output_tokens == LABEL
     assert found.body.decode() == with_member(asked, path, str(LABEL))[2]
 
 
 @EACH
-def test_without_the_labels_key_it_has_to_be_stated(asked: Asked, path: str) -> None:
+def test_label_without_max_output_tokens_requires_stated_limit(asked: Asked, path: str) -> None:
     message = refusal(asked, None)
     assert path in message
     assert "max_output_tokens" in message
@@ -102,12 +102,12 @@ NO_NUMBERS = ("0", "-1", "1e3", "1.0", "1.5", "true", "false", '"9"', "[9]", "{}
 
 @EACH
 @pytest.mark.parametrize("value", NO_NUMBERS)
-def test_only_whole_positive_numbers_are_one(asked: Asked, path: str, value: str) -> None:
+def test_limit_must_be_a_positive_integer(asked: Asked, path: str, value: str) -> None:
     refusal(with_member(asked, path, value))
 
 
 @EACH
-def test_a_name_that_comes_twice_is_refused_however_it_is_spelt(asked: Asked, path: str) -> None:
+def test_duplicate_limit_is_refused_however_escaped(asked: Asked, path: str) -> None:
     outer, _, name = path.rpartition(".")
     for spelt in (name, f"\\u{ord(name[0]):04x}{name[1:]}", f"{name[:-1]}\\u{ord(name[-1]):04X}"):
         for first, second in ((name, spelt), (spelt, name)):
@@ -120,7 +120,7 @@ def test_a_name_that_comes_twice_is_refused_however_it_is_spelt(asked: Asked, pa
 
 
 @EACH
-def test_an_escaped_name_is_read_as_what_it_is(asked: Asked, path: str) -> None:
+def test_escaped_limit_name_is_recognised(asked: Asked, path: str) -> None:
     outer, _, name = path.rpartition(".")
     spelt = f"{outer}.\\u{ord(name[0]):04x}{name[1:]}".lstrip(".")
     assert worst(with_member(asked, spelt, "77")).output_tokens == 77
@@ -129,7 +129,7 @@ def test_an_escaped_name_is_read_as_what_it_is(asked: Asked, path: str) -> None:
 
 
 @EACH
-def test_a_name_in_other_letters_is_unknown(asked: Asked, path: str) -> None:
+def test_limit_name_in_other_case_is_refused(asked: Asked, path: str) -> None:
     outer, _, name = path.rpartition(".")
     refusal(with_member(asked, f"{outer}.{name.swapcase()}".lstrip("."), "5"))
     refusal(with_member(asked, f"{outer}.{name} ".lstrip("."), "5"))
@@ -137,7 +137,7 @@ def test_a_name_in_other_letters_is_unknown(asked: Asked, path: str) -> None:
 
 
 @pytest.mark.parametrize("spaced", ["{ }", '{"temperature" : 0.5 }', '{"stopSequences":["\\u00e9}"],"topP":1}', "null"])
-def test_the_parts_of_an_object_stay_byte_for_byte(spaced: str) -> None:
+def test_rest_of_object_stays_byte_for_byte(spaced: str) -> None:
     asked = f'{{ {TURN} ,\n"inferenceConfig" :{spaced}\t}}'
     found = worst((CONVERSE, "nova", asked)).body.decode()
     before, after = asked.split(spaced)
@@ -169,7 +169,7 @@ def test_the_parts_of_an_object_stay_byte_for_byte(spaced: str) -> None:
         ((INVOKE, "nova", f"{{{TURN},"), '"inferenceConfig":{"max_new_tokens":9,"maxTokens":8}', 9),
     ],
 )
-def test_the_largest_of_all_counts_times_the_answers(asked: Asked, more: str, tokens: int) -> None:
+def test_largest_limit_counts_times_number_of_answers(asked: Asked, more: str, tokens: int) -> None:
     assert worst((*asked[:2], asked[2] + more + "}")).output_tokens == tokens
 
 
@@ -182,11 +182,11 @@ def test_the_largest_of_all_counts_times_the_answers(asked: Asked, more: str, to
         (INVOKE, "ai21", '{"prompt":"a","maxTokens":1,"numResults":'),
     ],
 )
-def test_the_number_of_answers_is_one_too(asked: Asked, value: str) -> None:
+def test_number_of_answers_must_be_a_positive_integer(asked: Asked, value: str) -> None:
     refusal((*asked[:2], asked[2] + value + "}"))
 
 
-def test_null_beside_a_number_is_filled_too() -> None:
+def test_null_beside_a_stated_limit_is_filled() -> None:
     """A model that reads the one that is null would have no limit."""
     found = worst((CHAT, "openai", f'{{"model":"x",{SAID},"max_completion_tokens":null,"max_tokens":40}}'))
     assert found.output_tokens == 40
@@ -221,7 +221,7 @@ def conversation(additional: Any, maximum: int | None = 1000, format: str = "ant
         ("ai21", {"n": 3}, 3000),
     ],
 )
-def test_a_conversations_additional_fields_count_if_they_are_larger(format: str, additional: Any, tokens: int) -> None:
+def test_larger_limit_in_additional_fields_counts(format: str, additional: Any, tokens: int) -> None:
     assert worst(conversation(additional, format=format)).output_tokens == tokens
 
 
@@ -253,11 +253,11 @@ def test_a_conversations_additional_fields_count_if_they_are_larger(format: str,
         ("anthropic", "x"),
     ],
 )
-def test_additional_fields_that_nobody_can_tell_are_refused(format: str, additional: Any) -> None:
+def test_unknown_additional_fields_are_refused(format: str, additional: Any) -> None:
     refusal(conversation(additional, format=format))
 
 
-def test_thinking_has_to_fit_into_what_is_put_in() -> None:
+def test_thinking_budget_must_fit_into_inserted_limit() -> None:
     thinking = '"thinking":{"type":"enabled","budget_tokens":%d}'
     fitting = (INVOKE, "anthropic", f"{{{SAID},{thinking % (LABEL - 1)}}}")
     assert worst(fitting).output_tokens == LABEL
@@ -277,12 +277,12 @@ def test_thinking_has_to_fit_into_what_is_put_in() -> None:
         ("cohere", "cohere.embed-english-v3", '{"texts":["a","b"],"input_type":"search_query"}'),
     ],
 )
-def test_embeddings_have_no_output_and_keep_their_body(format: str, model: str, body: str) -> None:
+def test_embeddings_have_no_output_limit(format: str, model: str, body: str) -> None:
     found = worst((INVOKE, format, body), None, model)
     assert found.output_tokens == 0
     assert found.body == body.encode()
 
 
 @pytest.mark.parametrize("model", ["amazon.titan-text-express-v1", "arn:aws:bedrock:r:1:provisioned-model/embed", ""])
-def test_what_may_speak_is_no_embedding(model: str) -> None:
+def test_text_model_is_not_treated_as_embedding(model: str) -> None:
     assert worst((INVOKE, "titan", '{"inputText":"a"}'), LABEL, model).output_tokens == LABEL

@@ -105,7 +105,7 @@ class Pages:
         raise AssertionError("no bound")
 
 
-def test_listeners_are_bounded_and_clients_keep_no_administrator_out() -> None:
+def test_listeners_are_bounded_and_leave_room_for_administrators() -> None:
     pages = Pages(PageSubscriptions())
     listeners, taken = pages.listeners, pages.taken
     assert taken(Principal("org-1", "1")) == MAX_PAGES_PER_CLIENT

@@ -10,13 +10,13 @@ def caller(org: int) -> Caller:
     return Caller(f"00000000-0000-0000-0000-{org:012}", "web", "c")
 
 
-def test_a_job_is_new_once_to_each_caller() -> None:
+def test_job_is_new_once_per_caller() -> None:
     jobs = PaidJobs()
     assert [jobs.add_if_new(caller(1), arn) for arn in ("a", "a", "b")] == [True, False, True]
     assert [jobs.add_if_new(caller(2), "a"), jobs.add_if_new(caller(2), "a")] == [True, False]
 
 
-def test_the_oldest_are_forgotten_first_and_only_the_callers_own() -> None:
+def test_oldest_jobs_of_same_caller_are_evicted_first() -> None:
     jobs = PaidJobs()
     assert jobs.add_if_new(caller(2), "other")
     for number in range(MAX_JOBS_PER_CALLER):
@@ -28,7 +28,7 @@ def test_the_oldest_are_forgotten_first_and_only_the_callers_own() -> None:
     assert not jobs.add_if_new(caller(2), "other")
 
 
-def test_callers_who_started_none_for_long_are_forgotten() -> None:
+def test_callers_without_recent_jobs_are_evicted() -> None:
     jobs = PaidJobs()
     for number in range(MAX_CALLERS_WITH_JOBS + 1):
         assert jobs.add_if_new(caller(number), "a")

@@ -27,7 +27,7 @@ def request(target: bytes, body: bytes = b"", method: bytes = b"POST", **headers
         b"/model/a..b/invoke-with-bidirectional-stream?x",
     ],
 )
-def test_bidirectional_streams_are_refused_at_their_head(target: bytes) -> None:
+def test_bidirectional_stream_is_refused_at_its_head(target: bytes) -> None:
     refusal = check_target(target)
     assert isinstance(refusal, InvalidRequest)
     assert "bidirectional streams are not supported" in refusal.message
@@ -36,7 +36,7 @@ def test_bidirectional_streams_are_refused_at_their_head(target: bytes) -> None:
 
 
 @pytest.mark.parametrize("target", [b"/", b"*", b"/model/premium/converse", b"/x?/invoke-with-bidirectional-stream"])
-def test_nothing_else_is(target: bytes) -> None:
+def test_other_targets_pass_head_check(target: bytes) -> None:
     assert check_target(target) is None
 
 
@@ -51,12 +51,12 @@ def test_nothing_else_is(target: bytes) -> None:
         (b"POST", b"/model/premium/converse?X-Amz-Security-Token=a", InvalidRequest),
     ],
 )
-def test_what_is_not_served(method: bytes, target: bytes, error: type[Exception]) -> None:
+def test_unserved_request_is_refused(method: bytes, target: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):
         parse_call(request(target, method=method))
 
 
-def test_a_job_is_asked_for_by_its_arn() -> None:
+def test_job_is_requested_by_arn() -> None:
     asked = parse_call(request(f"/async-invoke/{ARN}?".encode(), method=b"GET"))
     assert (asked.operation, asked.target.id, asked.model) == (Operation.ASYNC_INVOKE, ARN, "")
 
@@ -67,7 +67,7 @@ def named(model: str, key: str = "model") -> ParsedCall:
 
 
 @pytest.mark.parametrize("key", ["model", "modelId"])
-def test_a_model_in_a_body(key: str) -> None:
+def test_model_in_body_is_read(key: str) -> None:
     asked = named("premium", key)
     body = json.dumps({"x": {key: "y"}, key: "premium", "z": [1]}).encode()
     assert asked.model == "premium"
@@ -76,13 +76,13 @@ def test_a_model_in_a_body(key: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["", "a b", "a\r\nb", "\x00", "..", "a/b", "\u00e9", "x" * 2049, "%61"])
-def test_a_name_that_no_model_has(model: str) -> None:
+def test_invalid_model_name_is_refused(model: str) -> None:
     for key in ("model", "modelId"):
         with pytest.raises(InvalidRequest):
             named(model, key)
 
 
-def test_headers_that_go_upstream() -> None:
+def test_upstream_headers_are_selected() -> None:
     given = request(
         b"/",
         content_type=b"application/json;\tcharset=utf-8",
@@ -100,7 +100,7 @@ def test_headers_that_go_upstream() -> None:
 @pytest.mark.parametrize(
     "name", [b'x-amzn-bedrock-a"(b', b"x-amzn-bedrock- ", b"x-amzn-bedrock-\xe9", b"x-amzn-bedrock-\r\nx"]
 )
-def test_a_name_that_no_header_has(name: bytes) -> None:
+def test_invalid_header_name_is_refused(name: bytes) -> None:
     given = request(b"/")
     given.headers[name] = b"v"
     with pytest.raises(InvalidRequest) as refused:
@@ -109,12 +109,12 @@ def test_a_name_that_no_header_has(name: bytes) -> None:
 
 
 @pytest.mark.parametrize("value", [b"a\x00b", b"a\x7fb", b"a\r\nb", b"caf\xc3\xa9", b"\xff"])
-def test_a_value_that_cannot_be_signed(value: bytes) -> None:
+def test_unsignable_header_value_is_refused(value: bytes) -> None:
     with pytest.raises(InvalidRequest):
         select_upstream_headers(request(b"/", accept=value), None)
 
 
-def test_a_header_that_comes_twice() -> None:
+def test_duplicate_header_is_refused() -> None:
     given = Request(b"POST", b"/", {b"accept": b"a"}, frozenset({b"accept"}))
     with pytest.raises(InvalidRequest):
         select_upstream_headers(given, None)

@@ -33,14 +33,14 @@ async def rig(tmp_path: Path) -> AsyncIterator[BucketHarness]:
     await store.close()
 
 
-async def test_adjust(rig: BucketHarness) -> None:
+async def test_adjustment_is_written(rig: BucketHarness) -> None:
     await rig.put_item({"rpm_tk": 1_000, "rpm_tc": 50, "rf": NOW - 5_000})
     await rig.client.adjust([rig.bucket], {"rpm": 3_000}, {"rpm": 2_000})
     assert await rig.get_item() == rpm_item() | {"rpm_tk": -2_000, "rpm_tc": 2_050, "rf": NOW - 5_000}
     assert (rig.client.paths, rig.client.pending) == ({"adjust": 1}, 0)
 
 
-async def test_adjust_gives_back_only_as_much_as_fits_and_tells_all_of_it(rig: BucketHarness) -> None:
+async def test_adjustment_returns_only_what_fits_and_reports_all_usage(rig: BucketHarness) -> None:
     await rig.put_item({"rpm_tk": 9_000, "rpm_tc": 5_000, "rf": NOW - 400})
     await rig.client.adjust([rig.bucket], {"rpm": -3_000}, {"rpm": -2_500})
     assert await rig.get_item() == rpm_item() | {"rpm_tc": 2_500, "rf": NOW - 400}
@@ -48,7 +48,7 @@ async def test_adjust_gives_back_only_as_much_as_fits_and_tells_all_of_it(rig: B
     assert rig.client.pending == 0
 
 
-async def test_adjust_gives_back_below_the_brim_of_the_item_though_the_settings_have_a_higher_one(
+async def test_adjustment_returns_up_to_capacity_of_item(
     rig: BucketHarness,
 ) -> None:
     await rig.put_item({"rpm_tk": 9_000, "rf": NOW - 400})
@@ -57,7 +57,7 @@ async def test_adjust_gives_back_below_the_brim_of_the_item_though_the_settings_
     assert await rig.get_item() == rpm_item() | {"rf": NOW - 400, EXPIRY_ATTRIBUTE: NOW // 1000 + 50 + 86_400}
 
 
-async def test_adjust_makes_the_item_or_the_limit_that_is_missing(rig: BucketHarness) -> None:
+async def test_adjustment_creates_missing_item_or_limit(rig: BucketHarness) -> None:
     await rig.client.adjust([rig.bucket], {"rpm": 12_000}, {"rpm": 1})
     assert await rig.get_item() == rpm_item() | {"rpm_tk": -2_000, "rpm_tc": 1}
     both = RateBucket(rig.bucket.key, (RPM, TPM), 2)
@@ -67,7 +67,7 @@ async def test_adjust_makes_the_item_or_the_limit_that_is_missing(rig: BucketHar
     assert await rig.get_item() == rpm_item() | {"rpm_tk": -3_000, "rpm_tc": 1, "v": 2} | tpm | expires
 
 
-async def test_adjust_is_kept_while_the_store_is_away_and_then_sent_summed_up(rig: BucketHarness) -> None:
+async def test_adjustments_during_store_outage_are_summed_and_sent_later(rig: BucketHarness) -> None:
     await rig.put_item({"rpm_tk": 5_000})
     rig.set_faults(NOT_SENT, NOT_SENT, NOT_SENT)
     await rig.client.adjust([rig.bucket], {"rpm": 1_000}, {"rpm": 1_000})
@@ -81,7 +81,7 @@ async def test_adjust_is_kept_while_the_store_is_away_and_then_sent_summed_up(ri
 
 
 @pytest.mark.parametrize("fault", [ANSWER_LOST, OUTCOME_UNKNOWN])
-async def test_adjust_whose_answers_get_lost_is_counted_once(rig: BucketHarness, fault: str) -> None:
+async def test_adjustment_with_lost_answers_counts_once(rig: BucketHarness, fault: str) -> None:
     await rig.put_item({"rpm_tk": 5_000})
     rig.set_faults(*[fault] * 3)
     await rig.client.adjust([rig.bucket], {"rpm": 1_000}, {"rpm": 7})
@@ -92,7 +92,7 @@ async def test_adjust_whose_answers_get_lost_is_counted_once(rig: BucketHarness,
 
 
 @pytest.mark.parametrize("fault", [ANSWER_LOST, OUTCOME_UNKNOWN])
-async def test_an_acquire_whose_answer_is_lost_is_sent_again_and_taken_once(rig: BucketHarness, fault: str) -> None:
+async def test_acquire_with_lost_answer_is_retried_and_taken_once(rig: BucketHarness, fault: str) -> None:
     rig.set_faults(fault, fault)
     assert await rig.take(3_000) == ("create", 3)
     assert await rig.get_item() == rpm_item() | {"rpm_tk": 7_000, "rpm_tc": 3_000}
@@ -100,7 +100,7 @@ async def test_an_acquire_whose_answer_is_lost_is_sent_again_and_taken_once(rig:
 
 
 @pytest.mark.parametrize("fault", [ANSWER_LOST, OUTCOME_UNKNOWN])
-async def test_an_acquire_that_was_told_to_fail_is_undone_if_it_did_not(rig: BucketHarness, fault: str) -> None:
+async def test_failed_acquire_that_arrived_is_undone(rig: BucketHarness, fault: str) -> None:
     await rig.put_item({"rpm_tk": 5_000})
     rig.set_faults(*[fault] * 3)
     with pytest.raises(StoreUnavailable):
@@ -111,7 +111,7 @@ async def test_an_acquire_that_was_told_to_fail_is_undone_if_it_did_not(rig: Buc
     assert rig.client.pending == 0
 
 
-async def test_after_ten_minutes_nobody_can_know_and_it_stays_taken(rig: BucketHarness) -> None:
+async def test_acquire_of_unknown_outcome_stays_taken_after_ten_minutes(rig: BucketHarness) -> None:
     await rig.put_item({"rpm_tk": 5_000})
     rig.set_faults(*[ANSWER_LOST] * 3)
     with pytest.raises(StoreUnavailable):
@@ -122,7 +122,7 @@ async def test_after_ten_minutes_nobody_can_know_and_it_stays_taken(rig: BucketH
     assert (rig.client.pending, rig.client.dropped, len(rig.store.sent)) == (0, 1, 3)
 
 
-async def test_an_acquire_whose_caller_goes_away_is_undone(rig: BucketHarness) -> None:
+async def test_cancelled_acquire_is_undone(rig: BucketHarness) -> None:
     await rig.put_item({"rpm_tk": 5_000})
     rig.set_faults(NEVER_ANSWERED)
     task = asyncio.create_task(rig.take(3_000))
@@ -134,7 +134,7 @@ async def test_an_acquire_whose_caller_goes_away_is_undone(rig: BucketHarness) -
     assert await rig.get_item() == rpm_item() | {"rpm_tk": 5_000}
 
 
-async def test_a_condition_that_fails_after_a_lost_answer_says_that_nothing_was_taken_yet(rig: BucketHarness) -> None:
+async def test_failed_condition_after_lost_answer_does_not_settle_first_write(rig: BucketHarness) -> None:
     """Had the first one been carried out, its token would be known. But it may be on its way still."""
     await rig.put_item({"rpm_tk": 5_000, "rf": NOW - 2_000})
     rig.set_faults(OUTCOME_UNKNOWN, lambda: rig.add_concurrently(rf=1))
@@ -149,7 +149,7 @@ async def test_a_condition_that_fails_after_a_lost_answer_says_that_nothing_was_
     assert (rig.client.pending, rig.client.dropped, len(rig.store.sent)) == (0, 0, 4)
 
 
-async def test_an_acquire_that_arrives_after_it_was_refused_is_undone(rig: BucketHarness) -> None:
+async def test_acquire_arriving_after_refusal_is_undone(rig: BucketHarness) -> None:
     await rig.put_item({"rpm_tk": 5_000, "rf": NOW - 400})
     rig.set_faults(OUTCOME_UNKNOWN, lambda: rig.add_concurrently(rpm_tk=-4_000))
     assert (await rig.take(3_000))[0] == "refused"
@@ -162,7 +162,7 @@ async def test_an_acquire_that_arrives_after_it_was_refused_is_undone(rig: Bucke
     assert rig.client.pending == 0
 
 
-async def test_an_adjustment_that_arrives_after_it_was_refused_is_told_once(rig: BucketHarness) -> None:
+async def test_adjustment_arriving_after_refusal_counts_once(rig: BucketHarness) -> None:
     await rig.put_item({"rpm_tk": 8_000, "rpm_tc": 5_000})
     rig.set_faults(OUTCOME_UNKNOWN, lambda: rig.add_concurrently(rpm_tk=1_000))
     await rig.client.adjust([rig.bucket], {"rpm": -2_000}, {"rpm": -2_500})
@@ -177,7 +177,7 @@ async def test_an_adjustment_that_arrives_after_it_was_refused_is_told_once(rig:
 
 
 @pytest.mark.parametrize("has_arrived", [False, True])
-async def test_who_stops_does_not_wait_for_what_may_arrive(rig: BucketHarness, has_arrived: bool) -> None:
+async def test_close_does_not_wait_for_writes_that_may_arrive(rig: BucketHarness, has_arrived: bool) -> None:
     await rig.put_item({"rpm_tk": 5_000, "rf": NOW - 400})
     rig.set_faults(OUTCOME_UNKNOWN, lambda: rig.add_concurrently(rpm_tk=-4_000))
     assert (await rig.take(3_000))[0] == "refused"
@@ -190,7 +190,7 @@ async def test_who_stops_does_not_wait_for_what_may_arrive(rig: BucketHarness, h
     assert rig.client.pending == 0
 
 
-async def test_a_refusal_of_what_an_engine_sent_before_settles_nothing_either(rig: BucketHarness) -> None:
+async def test_refusal_to_engine_retry_settles_nothing(rig: BucketHarness) -> None:
     async def refused() -> None:
         raise TransactionFailed([CancellationReason(ReasonCode.CONDITION_FAILED)], maybe_applied=True)
 
@@ -204,9 +204,7 @@ async def test_a_refusal_of_what_an_engine_sent_before_settles_nothing_either(ri
     assert await rig.get_item() == rpm_item() | {"rpm_tk": 6_000, "rpm_tc": 3_000, "rf": NOW - 400}
 
 
-async def test_what_waits_is_looked_at_once_and_not_in_each_round(
-    rig: BucketHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_pending_writes_are_checked_once_per_round(rig: BucketHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """There may be a thousand of them, and each adjustment comes by."""
     await rig.put_item({"rpm_tk": 5_000, "rf": NOW - 400})
     rig.set_faults(OUTCOME_UNKNOWN, lambda: rig.add_concurrently(rpm_tk=-4_000))

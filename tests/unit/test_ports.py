@@ -26,7 +26,7 @@ def test_port_is_given_out_once() -> None:
     assert set(given) <= set(PORTS)
 
 
-def test_port_is_given_to_one_of_several_processes_as_long_as_it_lives() -> None:
+def test_port_belongs_to_one_living_process() -> None:
     command = [sys.executable, "-c", TAKING.format(pid=7)]
     processes = [
         subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)
@@ -38,7 +38,7 @@ def test_port_is_given_to_one_of_several_processes_as_long_as_it_lives() -> None
     assert len({port for each in given for port in each}) == 150
 
 
-def test_port_that_somebody_listens_at_is_passed_over() -> None:
+def test_port_in_use_is_skipped() -> None:
     port = free_port()
     with socket.create_server(("127.0.0.1", port)):
         taking = f"from tests.support import ports\nports._candidates = lambda: iter(({port},))\nports.free_port()"

@@ -104,12 +104,12 @@ NovaLite-input-tokens
 
 
 @pytest.mark.parametrize(("text", "said"), UNDERSTOOD.items(), ids=UNDERSTOOD.keys())
-def test_a_usage_type_that_is_understood(text: str, said: tuple[str, ...]) -> None:
+def test_known_usage_type_is_parsed(text: str, said: tuple[str, ...]) -> None:
     assert parse_usage_type(text) == UsageType(*said)
 
 
 @pytest.mark.parametrize("text", LEFT_ALONE.split())
-def test_a_usage_type_that_is_left_alone(text: str) -> None:
+def test_unknown_usage_type_is_ignored(text: str) -> None:
     assert parse_usage_type(text) is None
 
 
@@ -145,13 +145,13 @@ SAME = {
 
 
 @pytest.mark.parametrize(("model", "name"), SAME.items(), ids=SAME.keys())
-def test_an_id_and_the_name_it_is_listed_under(model: str, name: str) -> None:
+def test_model_id_maps_to_listed_name(model: str, name: str) -> None:
     found = identify_model(model)
     assert found is not None
     assert found.name == normalize_model_name(name)
 
 
-def test_no_id_has_the_name_of_another() -> None:
+def test_model_ids_never_share_a_listed_name() -> None:
     """Two generations, two sizes, two versions: whatever is not the same model is not matched, however near."""
     names = [normalize_model_name(name) for name in SAME.values()]
     assert len(set(names)) == len(names)
@@ -177,7 +177,7 @@ def test_no_id_has_the_name_of_another() -> None:
         ("arn:aws:bedrock:us-east-1::foundation-model/anthropic.claude-sonnet-4-6", ("",)),
     ],
 )
-def test_a_profile_says_whose_prices_a_model_has(model: str, routings: tuple[str, ...]) -> None:
+def test_inference_profile_states_model_and_routing(model: str, routings: tuple[str, ...]) -> None:
     found = identify_model(model)
     assert found is not None
     assert (found.name, found.routings) == (normalize_model_name("Claude Sonnet 4.6"), routings)
@@ -192,14 +192,14 @@ def test_a_profile_says_whose_prices_a_model_has(model: str, routings: tuple[str
         "mine",
     ],
 )
-def test_an_id_that_does_not_say_which_model_it_is(model: str) -> None:
+def test_ambiguous_model_id_is_not_identified(model: str) -> None:
     assert identify_model(model) is None
 
 
 # ---------------------------------------------------------------- products
 
 
-def test_a_product() -> None:
+def test_product_is_parsed() -> None:
     product = list_native("Nova Lite", "NovaLite-input-tokens", "0.0000600000", inferenceType="Input tokens")
     assert parse_product(product.entry, "us-east-1") == Product(
         normalize_model_name("Nova Lite"), "", "default", "", "input", 60_000
@@ -218,13 +218,13 @@ def test_a_product() -> None:
         ("15", "1M tokens", 15_000_000),
     ],
 )
-def test_a_price_in_each_unit(usd: str, unit: str, pico: int) -> None:
+def test_product_price_is_converted_from_each_unit(usd: str, unit: str, pico: int) -> None:
     product = parse_product(list_marketplace("Claude Haiku 4.5", "InputTokenCount", usd, unit=unit).entry, "us-east-1")
     assert product is not None
     assert product.pico == pico
 
 
-def test_units_are_millions_only_in_the_marketplace() -> None:
+def test_units_are_millions_only_in_marketplace() -> None:
     assert (
         parse_product(
             list_product("AmazonBedrock", "1", "Units", model="M 1", usagetype="USE1-M1-input-tokens").entry,
@@ -234,7 +234,7 @@ def test_units_are_millions_only_in_the_marketplace() -> None:
     )
 
 
-def test_a_model_may_say_in_its_name_that_it_is_fast() -> None:
+def test_latency_optimised_model_name_is_recognised() -> None:
     found = parse_product(list_native("Nova Pro Latency Optimized", "NovaPro-input-tokens", "0.001").entry, "us-east-1")
     assert found is not None
     assert (found.name, found.latency) == (normalize_model_name("Nova Pro"), "optimized")
@@ -303,7 +303,7 @@ def two_terms(document: Any) -> None:
         attribute(model={"a": "b"}),  # type: ignore[arg-type]
     ],
 )
-def test_a_product_that_is_not_the_plain_price_of_a_token(change: Callable[[Any], object]) -> None:
+def test_product_that_is_no_plain_token_price_is_ignored(change: Callable[[Any], object]) -> None:
     assert parse_product(changed(change), "us-east-1") is None
 
 
@@ -319,7 +319,7 @@ def test_a_product_that_is_not_the_plain_price_of_a_token(change: Callable[[Any]
         lambda document: document["product"]["attributes"].pop("inferenceType"),
     ],
 )
-def test_a_product_that_says_the_same_twice(change: Callable[[Any], object]) -> None:
+def test_redundant_product_attribute_is_accepted(change: Callable[[Any], object]) -> None:
     assert parse_product(changed(change), "us-east-1") is not None
 
 
@@ -334,7 +334,7 @@ def test_a_product_that_says_the_same_twice(change: Callable[[Any], object]) -> 
     ).map(json.dumps)
     | st.text()
 )
-def test_any_other_entry_is_no_product(entry: str) -> None:
+def test_other_entry_is_no_product(entry: str) -> None:
     assert parse_product(entry, "us-east-1") is None
 
 
@@ -374,11 +374,11 @@ WORLDWIDE = plain(3_000_000, 15_000_000, 300_000, 3_750_000, 6_000_000)
         ("global.anthropic.claude-sonnet-4-5-20250929-v1:0", WORLDWIDE),
     ],
 )
-def test_a_global_profile_is_cheaper_than_the_region(model: str, table: dict[str, int]) -> None:
+def test_global_profile_is_cheaper_than_region(model: str, table: dict[str, int]) -> None:
     assert prices(model, US_EAST) == ListedPrices({"default": table}, {})
 
 
-def test_a_model_in_each_tier_and_mode() -> None:
+def test_model_has_prices_per_tier_and_mode() -> None:
     fast = [
         list_native("Nova Lite", f"NovaLite-{kind}-tokens-latency-optimized", "0.0001") for kind in ("input", "output")
     ]
@@ -390,7 +390,7 @@ def test_a_model_in_each_tier_and_mode() -> None:
     )
 
 
-def test_newer_usage_types_say_the_same() -> None:
+def test_newer_usage_types_give_same_prices() -> None:
     rows = list_new_claude("Claude Opus 5.5", "4.4 22 0.22 5.5 8.8") + list_new_claude(
         "Claude Opus 5.5", "4 20 0.2 5 8", routing="global_"
     )
@@ -402,13 +402,13 @@ def test_newer_usage_types_say_the_same() -> None:
     )
 
 
-def test_prices_of_one_geography_go_before_the_regions() -> None:
+def test_geography_prices_win_over_region() -> None:
     rows = list_nova("M 1", "M1", "0.003 0.004") + list_nova("M 1", "M1", "0.001 0.002", tier="-cross-region-geo")
     assert prices("us.x.m-1", rows) == ListedPrices({"default": {"input": 1_000_000, "output": 2_000_000}}, {})
     assert prices("x.m-1", rows) == ListedPrices({"default": {"input": 3_000_000, "output": 4_000_000}}, {})
 
 
-def test_writes_that_are_kept_for_half_an_hour_are_all_there_are() -> None:
+def test_half_hour_cache_writes_are_used_alone() -> None:
     rows = [
         list_marketplace("GPT-6 Astra", f"{kind}_standard", usd)
         for kind, usd in (("input_tokens", "11"), ("output_tokens", "55"))
@@ -424,11 +424,11 @@ def test_writes_that_are_kept_for_half_an_hour_are_all_there_are() -> None:
     )
 
 
-def test_the_same_price_twice_is_one() -> None:
+def test_identical_prices_are_merged() -> None:
     assert prices("amazon.nova-lite-v1:0", US_EAST + list_of.NOVA_LITE) == prices("amazon.nova-lite-v1:0", US_EAST)
 
 
-def test_what_is_not_certain_is_not_taken() -> None:
+def test_uncertain_price_is_refused() -> None:
     sonnet = "anthropic.claude-sonnet-4-5-20250929-v1:0"
     two = [*US_EAST, list_marketplace("Claude Sonnet 4.5", "CacheReadInputTokenCount", "0.34")]
     assert unclear(sonnet, two) == "there are two prices for cache_read of tier default"
@@ -442,12 +442,12 @@ def test_what_is_not_certain_is_not_taken() -> None:
     )
 
 
-def test_a_relative_lends_no_price() -> None:
+def test_price_of_related_model_is_not_used() -> None:
     rows = list_claude("Claude Opus 4", "15 75 1.5 18.75 30")
     assert unclear("anthropic.claude-opus-4-8", rows) == "no product is certainly this model's"
 
 
-def test_prices_of_another_region_are_not_ours() -> None:
+def test_price_of_other_region_is_not_used() -> None:
     rows = list_claude("Claude Haiku 4.5", "9 9 9 9 9", region="eu-west-1") + list_of.HAIKU
     found = prices("anthropic.claude-haiku-4-5-20251001-v1:0", rows)
     assert found == ListedPrices({"default": plain(1_100_000, 5_500_000, 110_000, 1_375_000, 2_200_000)}, {})

@@ -72,7 +72,7 @@ TITAN = PricesConfig(*usd("0.02 0"))
         (TITAN, Usage(1), "0.02"),
     ],
 )
-def test_a_familys_usage_at_its_prices(prices: PricesConfig, usage: Usage, micros: str) -> None:
+def test_usage_is_priced_per_family(prices: PricesConfig, usage: Usage, micros: str) -> None:
     assert price_usage(build_price_table(prices), usage) == Cost(int(Decimal(micros) * 10**6), frozenset())
 
 
@@ -89,13 +89,11 @@ def test_a_familys_usage_at_its_prices(prices: PricesConfig, usage: Usage, micro
         (LLAMA, Usage(0, 0, cache_read=1000), "720"),
     ],
 )
-def test_what_has_no_price_is_charged_at_the_dearest_and_flagged(
-    prices: PricesConfig, usage: Usage, micros: str
-) -> None:
+def test_missing_price_costs_highest_and_is_flagged(prices: PricesConfig, usage: Usage, micros: str) -> None:
     assert price_usage(build_price_table(prices), usage) == Cost(int(Decimal(micros) * 10**6), UNKNOWN)
 
 
-def test_what_was_not_used_needs_no_price() -> None:
+def test_unused_kind_needs_no_price() -> None:
     assert price_usage(build_price_table(LLAMA), Usage(1, 1)).flags == frozenset()
     assert price_usage(build_price_table(LLAMA), Usage(tier="unheard of")) == Cost(0, frozenset())
 
@@ -153,7 +151,7 @@ LONG_PRICES = st.builds(
 
 @settings(max_examples=tries(200))
 @given(ALL_PRICES | LONG_PRICES, TOKENS, TIERS, LATENCIES)
-def test_a_cost_is_exact(prices: PricesConfig, tokens: tuple[int, ...], tier: str, latency: str) -> None:
+def test_cost_is_exact(prices: PricesConfig, tokens: tuple[int, ...], tier: str, latency: str) -> None:
     priced = price_usage(build_price_table(prices), Usage(*tokens, tier, latency))
     assert Fraction(priced.pico, 10**12) == plain_cost(prices, tokens, tier, latency)
 
@@ -174,7 +172,7 @@ PAID_PRICES = st.builds(lambda prices: replace(prices, output=prices.output + 1)
 
 @settings(max_examples=tries(200))
 @given(PAID_PRICES, st.sampled_from(PRICE_DIMENSIONS), TIERS, LATENCIES)
-def test_nothing_unknown_is_free(prices: PricesConfig, kind: str, tier: str, latency: str) -> None:
+def test_unknown_usage_is_never_free(prices: PricesConfig, kind: str, tier: str, latency: str) -> None:
     priced = price_usage(build_price_table(prices), Usage(tier=tier, latency=latency)._replace(**{kind: 1}))
     assert PRICE_UNKNOWN not in priced.flags or priced.pico > 0
 
@@ -196,28 +194,28 @@ LONG = replace(CLAUDE, long_context=LongContext(*usd("6 22.50 0.60 7.50 12"), ab
         (Usage(200_001, 1000, tier="default", latency="standard"), "1222506"),
     ],
 )
-def test_a_call_with_more_input_than_usual_has_prices_of_its_own(usage: Usage, micros: str) -> None:
+def test_long_context_has_its_own_prices(usage: Usage, micros: str) -> None:
     assert price_usage(build_price_table(LONG), usage) == Cost(int(Decimal(micros) * 10**6), frozenset())
 
 
-def test_of_a_long_context_in_another_tier_or_mode_nobody_knows_the_price() -> None:
+def test_long_context_in_other_tier_or_mode_has_unknown_price() -> None:
     for usage in (Usage(300_000, tier="priority"), Usage(300_000, latency="optimized")):
         assert price_usage(build_price_table(LONG), usage) == Cost(300_000 * 6_000_000, UNKNOWN)
     assert price_usage(build_price_table(LONG), Usage(200_000, tier="priority")).flags == frozenset()
 
 
-def test_the_dearest_price_may_be_a_long_contexts() -> None:
+def test_highest_price_may_be_of_long_context() -> None:
     assert build_price_table(LONG).highest_prices == (6_000_000, 26_250_000, 600_000, 7_500_000, 12_000_000)
     assert price_usage(build_price_table(LONG), Usage(1, tier="new")) == Cost(6_000_000, UNKNOWN)
 
 
-def test_the_version_tells_of_long_contexts() -> None:
+def test_version_covers_long_context_prices() -> None:
     more = replace(CLAUDE, long_context=LongContext(*usd("6 22.50 0.60 7.50 12"), above_input_tokens=200_001))
     assert len({build_price_table(prices).version for prices in (CLAUDE, LONG, more)}) == 3
     assert build_price_table(LONG).version == build_price_table(replace(LONG)).version
 
 
-def test_the_list_knows_no_long_contexts_so_the_configurations_hold() -> None:
+def test_long_context_prices_come_from_configuration() -> None:
     config = build_price_table(LONG)
     both = {"input": 3_300_000, "output": 16_500_000, "cache_read": 330_000, **WRITES}
     tariff = overlay_prices(config, listed(both, default=both, priority=both), "2026-11-18")
@@ -229,7 +227,7 @@ def test_the_list_knows_no_long_contexts_so_the_configurations_hold() -> None:
 # ---------------------------------------------------------------- tariffs
 
 
-def test_the_same_figures_have_the_same_version() -> None:
+def test_equal_prices_have_equal_version() -> None:
     tariff = build_price_table(CLAUDE)
     assert tariff.source == "config"
     assert (
@@ -241,19 +239,19 @@ def test_the_same_figures_have_the_same_version() -> None:
     assert tariff.version.startswith("config-")
 
 
-def test_a_tariff_never_changes() -> None:
+def test_price_table_is_immutable() -> None:
     tariff = build_price_table(CLAUDE)
     with pytest.raises(TypeError):
         tariff.tiers["default"] = tariff.tiers["priority"]  # type: ignore[index]
 
 
-def test_a_default_price_makes_a_tariff_as_well() -> None:
+def test_default_price_makes_a_price_table() -> None:
     table = TierPrices(*usd("15 75 1.5 18.75 30"))
     assert build_price_table(table).tiers == {"default": table.pico_per_token}
     assert price_usage(build_price_table(table), Usage(1, tier="flex")) == Cost(15_000_000, UNKNOWN)
 
 
-def test_a_place_has_its_own_prices_or_the_labels() -> None:
+def test_endpoint_prices_win_over_label_prices() -> None:
     label = LabelConfig("m", "llama", LLAMA)
     assert (
         build_label_price_table(label)
@@ -276,13 +274,13 @@ WHOLE = {"input": 3_300_000, "output": 16_500_000, "cache_read": 330_000}
 WRITES = {"cache_write_5m": 4_125_000, "cache_write_1h": 6_600_000}
 
 
-def test_the_lists_prices_go_before_the_configurations() -> None:
+def test_listed_prices_win_over_configured() -> None:
     config = build_price_table(PricesConfig(*usd("3 15 0.30 3.75 6")))
     tariff = overlay_prices(config, listed(default=WHOLE | WRITES), "2026-11-18")
     assert tariff == PriceTable({"default": PicoPrices(**WHOLE, **WRITES)}, {}, "2026-11-18", "aws")
 
 
-def test_what_the_list_lacks_the_configuration_has() -> None:
+def test_missing_listed_price_comes_from_configuration() -> None:
     config = build_price_table(CLAUDE)
     tariff = overlay_prices(config, listed(default=WHOLE), "2026-11-18")
     assert tariff.source == "aws+config"
@@ -292,7 +290,7 @@ def test_what_the_list_lacks_the_configuration_has() -> None:
     assert tariff.latencies == config.latencies
 
 
-def test_the_list_may_know_more_tiers() -> None:
+def test_price_list_may_add_tiers() -> None:
     both = {"input": 1, "output": 2}
     tariff = overlay_prices(
         build_price_table(LLAMA), listed(both, default=both, flex=both, priority={"input": 1}), "2026-11-18"
@@ -322,7 +320,7 @@ def test_the_list_may_know_more_tiers() -> None:
         ),
     ],
 )
-def test_a_price_ten_times_off_was_misread(tables: ListedPrices, what: str) -> None:
+def test_price_off_by_factor_ten_is_implausible(tables: ListedPrices, what: str) -> None:
     assert find_implausible_prices(build_price_table(CLAUDE), tables) == what
 
 
@@ -337,10 +335,10 @@ def test_a_price_ten_times_off_was_misread(tables: ListedPrices, what: str) -> N
         ("cache_read", 7_200_001, False),
     ],
 )
-def test_a_kind_that_is_not_configured_is_seen_beside_the_input(kind: str, price: int, is_right: bool) -> None:
+def test_unconfigured_kind_is_compared_with_input_price(kind: str, price: int, is_right: bool) -> None:
     assert (find_implausible_prices(build_price_table(LLAMA), listed(default={kind: price})) == "") is is_right
 
 
-def test_a_free_price_is_only_ever_free() -> None:
+def test_zero_price_is_plausible_only_if_configured_zero() -> None:
     assert find_implausible_prices(build_price_table(NOVA), listed(default={"cache_write_5m": 0})) == ""
     assert find_implausible_prices(build_price_table(NOVA), listed(default={"cache_write_5m": 1})) != ""

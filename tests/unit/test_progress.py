@@ -29,7 +29,9 @@ def shown(monkeypatch: pytest.MonkeyPatch, stream: StringIO) -> StringIO:
     return stream
 
 
-async def test_on_a_terminal_the_line_moves_and_goes(monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
+async def test_terminal_progress_line_is_updated_and_cleared(
+    monkeypatch: pytest.MonkeyPatch, clock: ManualClock
+) -> None:
     stream = shown(monkeypatch, Terminal())
     with Progress(clock.monotonic) as progress:
         progress.update("first")
@@ -39,7 +41,7 @@ async def test_on_a_terminal_the_line_moves_and_goes(monkeypatch: pytest.MonkeyP
     assert stream.getvalue() == "\rfirst\x1b[K\ra line that is lon~\x1b[K\r\x1b[K"
 
 
-def test_the_line_is_gone_before_anything_is_printed(monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
+def test_progress_line_is_cleared_before_output(monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
     stream = shown(monkeypatch, Terminal())
     with Progress(clock.monotonic) as progress:
         progress.update("one")
@@ -48,7 +50,7 @@ def test_the_line_is_gone_before_anything_is_printed(monkeypatch: pytest.MonkeyP
     assert stream.getvalue() == "\rone\x1b[K\r\x1b[K\rtwo\x1b[K\r\x1b[K"
 
 
-def test_a_failure_leaves_no_line_behind(monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
+def test_failure_clears_progress_line(monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
     stream = shown(monkeypatch, Terminal())
 
     def fail() -> None:
@@ -62,7 +64,7 @@ def test_a_failure_leaves_no_line_behind(monkeypatch: pytest.MonkeyPatch, clock:
 
 
 @pytest.mark.parametrize("kind", [StringIO, Terminal])
-async def test_elsewhere_there_is_a_plain_line_now_and_then(
+async def test_non_terminal_progress_prints_a_line_now_and_then(
     monkeypatch: pytest.MonkeyPatch, clock: ManualClock, kind: type[StringIO]
 ) -> None:
     stream = shown(monkeypatch, kind())

@@ -56,7 +56,7 @@ async def silent() -> AsyncIterator[Silent]:
         each.set()
 
 
-async def test_who_asks_is_told_after_a_while_and_no_more_are_asked(silent: Silent) -> None:
+async def test_silent_provider_times_out_and_is_not_asked_again_at_once(silent: Silent) -> None:
     chain = ProviderChain(silent)
     told = await asyncio.gather(*(chain.load(SOON) for _ in range(20)), return_exceptions=True)
     assert {str(each) for each in told} == {f"no answer in {SOON:g} seconds"}
@@ -69,7 +69,7 @@ async def test_who_asks_is_told_after_a_while_and_no_more_are_asked(silent: Sile
     assert silent.asked == [0, 0]
 
 
-async def test_in_time_another_is_asked_and_only_so_many_that_say_nothing(silent: Silent) -> None:
+async def test_abandoned_providers_are_bounded(silent: Silent) -> None:
     clock = ManualClock()
     chain = ProviderChain(silent, clock.monotonic)
     for _ in range(3 * MAX_ABANDONED):
@@ -83,7 +83,7 @@ async def test_in_time_another_is_asked_and_only_so_many_that_say_nothing(silent
     assert await chain.load() == MAX_ABANDONED + 1
 
 
-async def test_another_one_is_asked_at_once_where_what_was_found_is_of_no_use(silent: Silent) -> None:
+async def test_useless_credentials_ask_next_provider_at_once(silent: Silent) -> None:
     chain = ProviderChain(silent)
     with pytest.raises(ProviderTimeout):
         await chain.load(SOON)
@@ -92,7 +92,7 @@ async def test_another_one_is_asked_at_once_where_what_was_found_is_of_no_use(si
     assert await chain.load() == 1
 
 
-async def test_all_who_come_at_once_ask_the_other_one(silent: Silent) -> None:
+async def test_concurrent_loads_share_next_provider(silent: Silent) -> None:
     clock = ManualClock()
     chain = ProviderChain(silent, clock.monotonic)
     with pytest.raises(ProviderTimeout):
@@ -103,7 +103,7 @@ async def test_all_who_come_at_once_ask_the_other_one(silent: Silent) -> None:
     assert silent.asked == [0, 1]
 
 
-async def test_a_chain_that_is_long_in_the_making_keeps_nobody_waiting() -> None:
+async def test_slow_chain_construction_times_out() -> None:
     is_made = threading.Event()
 
     def make() -> FindCredentials:
@@ -119,7 +119,7 @@ async def test_a_chain_that_is_long_in_the_making_keeps_nobody_waiting() -> None
     assert await chain.load() == 1
 
 
-def test_a_process_ends_though_a_provider_never_answers() -> None:
+def test_process_exits_although_provider_never_answers() -> None:
     code = """
 import asyncio, threading
 from price_keeper.provider_chain import ProviderChain, ProviderTimeout
@@ -133,7 +133,7 @@ except ProviderTimeout as silence:
     assert done.stdout == "no answer in 0.01 seconds\n"
 
 
-async def test_what_fails_is_raised_whoever_waits_by_then() -> None:
+async def test_provider_failure_is_raised_to_later_waiter() -> None:
     def broken() -> Any:
         raise OSError("the disk")
 
@@ -170,7 +170,7 @@ PROFILES = {
 
 
 @pytest.mark.parametrize("whose", PROFILES)
-async def test_a_command_that_hangs_is_killed_with_all_it_has_started(hanging: Path, whose: str) -> None:
+async def test_hanging_credential_command_is_killed_with_children(hanging: Path, whose: str) -> None:
     folder = hanging.parent
     (folder / "aws").write_text(PROFILES[whose].format(folder / "command"))
     with pytest.raises(TimeoutExpired):
@@ -179,7 +179,7 @@ async def test_a_command_that_hangs_is_killed_with_all_it_has_started(hanging: P
         await eventually(partial(has_exited, int((folder / each).read_text())))
 
 
-async def test_a_command_that_was_killed_is_started_again(hanging: Path) -> None:
+async def test_killed_credential_command_is_started_again(hanging: Path) -> None:
     (hanging.parent / "aws").write_text(PROFILES["its own"].format(hanging.parent / "command"))
     chain = ProviderChain()
     with pytest.raises(TimeoutExpired):

@@ -55,7 +55,7 @@ class Told:
         return {tuple(each.labels.get(name, "") for name in ("org", "app", "label")): each.value for each in found}  # type: ignore[misc]
 
 
-def test_shares_modes_and_the_active_label() -> None:
+def test_used_ratio_mode_and_active_label_are_reported() -> None:
     one = standing(1, {"premium": 50, "economy": 96}, {"premium": 100, "economy": 100, "standard": 0})
     two = standing(2, {"premium": 150}, {"premium": 100})
     one.apply_settings(one.settings, 1)
@@ -72,7 +72,7 @@ def test_shares_modes_and_the_active_label() -> None:
     assert told.of(SCOPES_UNTOLD) == {("", "", ""): 0}
 
 
-def test_of_many_those_nearest_to_their_end_are_told() -> None:
+def test_scopes_nearest_to_exhaustion_are_reported() -> None:
     many = [standing(number, {"premium": number}, {"premium": 1000}) for number in range(MAX_REPORTED_SCOPES + 40)]
     told = Told(many)
     assert sorted(told.of(QUOTA_USED_RATIO).values()) == [
@@ -81,7 +81,7 @@ def test_of_many_those_nearest_to_their_end_are_told() -> None:
     assert told.of(SCOPES_UNTOLD) == {("", "", ""): 40}
 
 
-def test_a_flood_of_scopes_makes_no_more_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scope_flood_adds_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quota_metrics, "MAX_COMPARED_SCOPES", 150)
     compared = 0
 
@@ -101,12 +101,12 @@ def test_a_flood_of_scopes_makes_no_more_samples(monkeypatch: pytest.MonkeyPatch
     assert telemetry.render_own().count("\n") < 4 * MAX_REPORTED_SCOPES
 
 
-def test_a_scope_with_many_labels_is_told_by_some_of_them() -> None:
+def test_scope_with_many_labels_reports_some() -> None:
     told = Told([standing(1, {}, {f"label-{number}": 10 for number in range(3 * MAX_REPORTED_LABELS)})])
     assert len(told.of(QUOTA_USED_RATIO)) == len(told.of(QUOTA_MODE)) == MAX_REPORTED_LABELS
 
 
-def test_telling_holds_up_calls_for_a_moment_only() -> None:
+def test_rendering_blocks_event_loop_briefly() -> None:
     """At the most that are ever compared; the bound is a hundred times what it takes."""
     limit = dict.fromkeys(("premium", "standard", "economy"), 1000)
     told = Told([standing(number, {"premium": number % 1000}, limit) for number in range(MAX_COMPARED_SCOPES)] * 10)
@@ -115,7 +115,7 @@ def test_telling_holds_up_calls_for_a_moment_only() -> None:
     assert time.process_time() - began < 1.5
 
 
-def test_flips_are_counted_when_the_active_label_becomes_another() -> None:
+def test_active_label_changes_are_counted() -> None:
     outcomes = DecisionCounters()
     one = standing(1, {}, {"premium": 100, "economy": 100}, outcomes)
     for active, flips in ((0, 0), (1, 1), (1, 1), (0, 2)):

@@ -22,11 +22,11 @@ from tests.support.rate_leases import APP, CALL, FULL, make_bucket, make_lease, 
 # Taking.
 
 
-def test_who_holds_nothing_asks() -> None:
+def test_empty_lease_needs_top_up() -> None:
     assert make_lease().take(CALL, 0.0) == NEEDS_TOP_UP
 
 
-def test_what_is_held_is_taken_of_every_limit_at_once() -> None:
+def test_take_subtracts_from_every_limit() -> None:
     found = make_lease(held=(5_000, 900_000))
     assert found.take(CALL, 0.0) != NEEDS_TOP_UP
     assert found.held == [4_000, 400_000]
@@ -34,13 +34,13 @@ def test_what_is_held_is_taken_of_every_limit_at_once() -> None:
     assert found.held == [4_000, 400_000]
 
 
-def test_a_call_that_costs_nothing_of_a_limit_is_let_through_though_that_one_owes() -> None:
+def test_zero_cost_on_overdrawn_limit_is_allowed() -> None:
     found = make_lease(held=(2_000, -10))
     assert found.take((1000, 0), 0.0) != NEEDS_TOP_UP
     assert found.take((1000, 1), 0.0) == NEEDS_TOP_UP
 
 
-def test_more_is_asked_for_before_it_is_used_up() -> None:
+def test_top_up_is_requested_before_lease_is_empty() -> None:
     found = make_lease()
     take_steadily(found, 5.0)
     top_up(found, 1.0, 5.0)
@@ -52,7 +52,7 @@ def test_more_is_asked_for_before_it_is_used_up() -> None:
     assert 0.2 < 1 - low / len(answers) < 0.35
 
 
-def test_a_slow_store_is_asked_earlier() -> None:
+def test_slow_store_is_asked_earlier() -> None:
     def left_when_asked(took: float) -> int:
         found = make_lease()
         take_steadily(found, 5.0)
@@ -69,7 +69,7 @@ def test_a_slow_store_is_asked_earlier() -> None:
 # How much.
 
 
-def test_a_chunk_is_the_demand_of_a_horizon_less_what_is_held() -> None:
+def test_top_up_is_demand_of_horizon_minus_held() -> None:
     found = make_lease()
     take_steadily(found, 20.0)
     found.horizon = 4.0
@@ -79,7 +79,7 @@ def test_a_chunk_is_the_demand_of_a_horizon_less_what_is_held() -> None:
     assert wants["tpm"] == pytest.approx(80 * 500_000, rel=0.08)
 
 
-def test_refused_calls_are_demand_too_and_those_that_waited_count_once() -> None:
+def test_refused_calls_count_as_demand_and_waiting_ones_once() -> None:
     found, other = make_lease(held=(FULL, FULL)), make_lease()
     take_steadily(found, 10.0)
     take_steadily(other, 10.0)
@@ -90,21 +90,21 @@ def test_refused_calls_are_demand_too_and_those_that_waited_count_once() -> None
     assert found.plan_top_up(10.0).wants == other.plan_top_up(10.0).wants
 
 
-def test_a_chunk_is_at_most_a_fourth_of_the_bucket_but_never_less_than_what_a_call_waits_for() -> None:
+def test_top_up_is_at_most_a_quarter_of_capacity_but_covers_waiting_call() -> None:
     found = make_lease(make_bucket(make_limit("rpm", 1200, 40), make_limit("tpm", 1_200_000)))
     take_steadily(found, 10.0)
     assert found.plan_top_up(10.0).wants["rpm"] == 10_000
     assert found.plan_top_up(10.0, (25_000, 0)).wants["rpm"] == 25_000
 
 
-def test_thin_traffic_asks_for_some_calls_at_once() -> None:
+def test_rare_calls_request_several_at_once() -> None:
     found = make_lease()
     take_steadily(found, 60.0, interval=2.0)
     found.horizon = MIN_HORIZON
     assert 5_000 <= found.plan_top_up(60.0).wants["rpm"] <= 9_000
 
 
-def test_what_is_needed_is_what_the_call_that_waits_costs_and_what_is_owed() -> None:
+def test_need_is_waiting_call_plus_overdraft() -> None:
     found = make_lease(held=(-3_000, 0))
     take_steadily(found, 5.0)
     plan = found.plan_top_up(5.0, CALL)
@@ -112,27 +112,27 @@ def test_what_is_needed_is_what_the_call_that_waits_costs_and_what_is_owed() -> 
     assert plan.wants["rpm"] >= 4_000
 
 
-def test_the_tightest_of_a_limit_on_all_levels_decides_its_size() -> None:
+def test_tightest_level_of_limit_decides_top_up_size() -> None:
     org = make_bucket(make_limit("rpm", 600, 20), name="org")
     found = make_lease(APP, org)
     take_steadily(found, 10.0)
     assert found.plan_top_up(10.0).wants["rpm"] == 5_000
 
 
-def test_many_calls_in_one_moment_are_asked_for_together() -> None:
+def test_burst_of_calls_is_requested_together() -> None:
     found = make_lease()
     for _ in range(50):
         found.take(CALL, 0.0)
     assert found.plan_top_up(0.0, CALL).wants["rpm"] >= 49_000
 
 
-def test_the_slowest_of_a_limit_on_all_levels_is_what_a_share_is_fair_by() -> None:
+def test_slowest_level_of_limit_decides_fair_share() -> None:
     slow, fast = RateLimit("rpm", 10**6, 10**5, 60_000), RateLimit("rpm", 10**6, 10**6, 30_000)
     for limits in ((slow, fast), (fast, slow)):
         assert select_slowest_refill([make_bucket(each) for each in limits]) == {"rpm": slow}
 
 
-def test_a_burst_is_forgotten() -> None:
+def test_burst_demand_decays() -> None:
     found = make_lease()
     take_steadily(found, 5.0)
     much = found.plan_top_up(5.0).wants["rpm"]
@@ -143,7 +143,7 @@ def test_a_burst_is_forgotten() -> None:
 # Where there is not enough.
 
 
-def test_where_there_is_not_enough_nobody_is_asked_before_a_horizon_is_over() -> None:
+def test_refusal_delays_next_request_by_a_horizon() -> None:
     found = make_lease()
     take_steadily(found, 5.0)
     top_up(found, 0.1, 5.0)
@@ -157,7 +157,7 @@ def test_where_there_is_not_enough_nobody_is_asked_before_a_horizon_is_over() ->
     assert MIN_HORIZON * 0.8 < found.not_before - 5.0 < FIRST_HORIZON * 1.2
 
 
-def test_a_small_bucket_is_asked_before_it_runs_over() -> None:
+def test_small_bucket_is_asked_before_it_overflows() -> None:
     found = make_lease(make_bucket(make_limit("rpm", 1200, 40), make_limit("tpm", 10**9)))
     now = 0.0
     for _ in range(20):
@@ -167,7 +167,7 @@ def test_a_small_bucket_is_asked_before_it_runs_over() -> None:
     assert 0.2 < found.not_before - now < 1.5 < found._chunk_seconds()
 
 
-def test_a_wait_tells_when_there_will_be_enough_for_this_call_too() -> None:
+def test_wait_covers_cost_of_this_call() -> None:
     found = make_lease()
     take_steadily(found, 5.0)
     top_up(found, 0.1, 4.9)
@@ -180,7 +180,7 @@ def test_a_wait_tells_when_there_will_be_enough_for_this_call_too() -> None:
     assert waits[-1] > waits[0] + 1000
 
 
-def test_the_fair_share_rises_with_what_is_there_and_is_a_half_at_most() -> None:
+def test_fair_share_rises_with_balance_up_to_half() -> None:
     def share(level: int) -> float:
         found = make_lease()
         for number in range(1, 30):
@@ -197,7 +197,7 @@ def test_the_fair_share_rises_with_what_is_there_and_is_a_half_at_most() -> None
     assert shares[-1] <= 0.5
 
 
-def test_who_has_not_seen_the_bucket_of_late_is_not_kept_waiting_for_having_got_little() -> None:
+def test_unseen_balance_does_not_delay_after_small_grant() -> None:
     found = make_lease()
     take_steadily(found, 5.0)
     plan = top_up(found, 0.1, 5.0)
@@ -207,7 +207,7 @@ def test_who_has_not_seen_the_bucket_of_late_is_not_kept_waiting_for_having_got_
     assert found.not_before > 6.0
 
 
-def test_what_was_not_seen_lowers_the_level_and_never_raises_it() -> None:
+def test_unseen_balance_lowers_level_and_never_raises_it() -> None:
     found = make_lease()
     found.on_granted(found.plan_top_up(1.0), {}, {"rpm": 50_000, "tpm": FULL}, 1.0)
     found.on_granted(found.plan_top_up(2.0), {}, {"rpm": 900_000, "tpm": FULL}, 2.0, is_level_exact=False)
@@ -216,14 +216,14 @@ def test_what_was_not_seen_lowers_the_level_and_never_raises_it() -> None:
     assert found._mean_level[0] < 50_000
 
 
-def test_after_a_burst_the_level_is_soon_believed_to_be_low() -> None:
+def test_level_falls_quickly_after_burst() -> None:
     found = make_lease()
     for level, at_most in ((1_200_000, 1_200_000), (100_000, 500_000), (1_000_000, 600_000)):
         found.on_granted(found.plan_top_up(1.0), {}, {"rpm": level, "tpm": FULL}, 1.0)
         assert found._mean_level[0] <= at_most  # but not high because of one look
 
 
-def test_no_more_than_a_little_over_what_is_wanted_must_be_there() -> None:
+def test_required_balance_is_slightly_above_request() -> None:
     """So that it is taken without looking as long as the bucket is about as full as it was."""
     found = make_lease()
     take_steadily(found, 5.0)
@@ -233,7 +233,7 @@ def test_no_more_than_a_little_over_what_is_wanted_must_be_there() -> None:
     assert part / whole == pytest.approx(1.5 * plan.wants["rpm"] / 1_200_000, rel=0.01)
 
 
-def test_a_bucket_that_was_full_for_long_may_be_used_up_at_once_by_halves() -> None:
+def test_bucket_full_for_long_may_be_drained_by_halves() -> None:
     """Burst by burst: what is rationed afterwards is not what was saved up before."""
     found, there = make_lease(make_bucket(make_limit("rpm", 1200, 400), make_limit("tpm", 10**9))), 400_000
     for _ in range(30):
@@ -251,7 +251,7 @@ def test_a_bucket_that_was_full_for_long_may_be_used_up_at_once_by_halves() -> N
     assert found.not_before > 1.0
 
 
-def test_but_who_is_rationed_again_and_again_has_no_burst() -> None:
+def test_repeatedly_limited_process_has_no_burst() -> None:
     found = make_lease()
     shares = []
     for number in range(60):
@@ -273,7 +273,7 @@ def rationed(found: RateLease, now: float) -> TopUpPlan:
     return found.plan_top_up(now)
 
 
-def test_in_a_burst_less_than_was_wanted_is_enough_to_ask_again_at_once() -> None:
+def test_partial_grant_in_burst_allows_immediate_request() -> None:
     plan = rationed(make_lease(), 5.0)
     assert plan.share == (1, 2)
     assert plan.enough_share == 1 / 8
@@ -282,7 +282,7 @@ def test_in_a_burst_less_than_was_wanted_is_enough_to_ask_again_at_once() -> Non
     assert rationed(found, 7.0).enough_share == 1
 
 
-def test_where_many_are_in_each_others_way_there_is_no_burst() -> None:
+def test_contention_prevents_burst() -> None:
     found = make_lease()
     found.horizon = 2 * FIRST_HORIZON
     plan = rationed(found, 5.0)
@@ -290,21 +290,21 @@ def test_where_many_are_in_each_others_way_there_is_no_burst() -> None:
     assert plan.enough_share == 1
 
 
-def test_a_refusal_ends_a_burst() -> None:
+def test_refusal_ends_burst() -> None:
     found = make_lease()
     rationed(found, 5.0)
     found.on_refused(found.plan_top_up(5.0, CALL), 100, {"rpm": 0, "tpm": 0}, 5.0)
     assert rationed(found, 5.2).share != (1, 2)
 
 
-def test_what_was_seen_long_ago_is_looked_at_again() -> None:
+def test_stale_balance_is_read_again() -> None:
     found = make_lease()
     found.on_granted(found.plan_top_up(1.0), {}, {"rpm": 100_000, "tpm": FULL}, 1.0)
     assert found.plan_top_up(2.0).enough_share > 0
     assert found.plan_top_up(1.0 + 4 * MAX_HORIZON).enough_share == 0
 
 
-def test_who_has_got_nothing_yet_expects_the_whole_refill_and_who_got_a_burst_no_more_than_that() -> None:
+def test_expected_grant_rate_starts_at_refill_and_is_capped_by_burst() -> None:
     found = make_lease()
     assert found._grant_rate == [20_000, 20_000_000]
     found.on_granted(found.plan_top_up(1.0), {"rpm": 900_000, "tpm": 1}, {}, 1.0)
@@ -312,7 +312,7 @@ def test_who_has_got_nothing_yet_expects_the_whole_refill_and_who_got_a_burst_no
     assert found._grant_rate[1] < 20_000_000
 
 
-def test_nobody_is_told_to_wait_for_longer_than_can_be_foreseen() -> None:
+def test_wait_is_bounded() -> None:
     found = make_lease()
     take_steadily(found, 5.0)
     found.on_refused(found.plan_top_up(5.0, CALL), 500, {"rpm": 0, "tpm": 0}, 5.0)
@@ -320,14 +320,14 @@ def test_nobody_is_told_to_wait_for_longer_than_can_be_foreseen() -> None:
     assert waits[-1] == max(waits) < 1000 * (found.not_before - 5.0 + 16)
 
 
-def test_new_settings_may_mean_that_there_is_more() -> None:
+def test_new_settings_allow_immediate_request() -> None:
     found = make_lease()
     found.not_before = 1e9
     found.apply_buckets([make_bucket(make_limit("rpm", 5000), make_limit("tpm", 1_200_000))])
     assert found.take(CALL, 1.0) == NEEDS_TOP_UP
 
 
-def test_refused_means_wait_and_nothing_was_told() -> None:
+def test_refusal_sets_wait_and_keeps_usage_for_later() -> None:
     found = make_lease()
     found.used = [7, 8]
     plan = found.plan_top_up(1.0, CALL)
@@ -339,7 +339,7 @@ def test_refused_means_wait_and_nothing_was_told() -> None:
     assert 8_900 < found.take(CALL, 1.0) < 20_000
 
 
-def test_refused_though_there_is_enough_means_that_others_were_faster() -> None:
+def test_refusal_despite_balance_means_contention() -> None:
     found = make_lease()
     before = found.horizon
     found.on_refused(found.plan_top_up(1.0, CALL), 100, {"rpm": FULL, "tpm": FULL}, 1.0)
@@ -350,7 +350,7 @@ def test_refused_though_there_is_enough_means_that_others_were_faster() -> None:
 # The horizon.
 
 
-def test_the_horizon_grows_when_others_are_in_the_way_and_shrinks_slowly() -> None:
+def test_horizon_grows_with_contention_and_shrinks_slowly() -> None:
     found = make_lease()
     now = 0.0
     for _ in range(20):
@@ -365,7 +365,7 @@ def test_the_horizon_grows_when_others_are_in_the_way_and_shrinks_slowly() -> No
     assert found.horizon == MIN_HORIZON
 
 
-def test_an_answer_that_is_late_counts_as_others_being_in_the_way() -> None:
+def test_late_answer_counts_as_contention() -> None:
     horizons = []
     for took in (0.01, 0.1, 1.0):
         found = make_lease()
@@ -374,7 +374,7 @@ def test_an_answer_that_is_late_counts_as_others_being_in_the_way() -> None:
     assert horizons[0] < FIRST_HORIZON < horizons[1] < horizons[2]
 
 
-def test_after_failures_the_pauses_get_longer_to_a_bound() -> None:
+def test_failure_backoff_grows_to_a_bound() -> None:
     found, now, pauses = make_lease(), 0.0, []
     for _ in range(8):
         now += 100

@@ -9,7 +9,7 @@ from tests.support.rate_leases import CALL, make_bucket, make_lease, make_limit,
 # Truth, debt and giving back.
 
 
-def test_what_was_not_used_is_held_again_and_what_was_is_to_be_told_once() -> None:
+def test_unused_cost_is_returned_and_usage_reported_once() -> None:
     found = make_lease(held=(5_000, 900_000))
     found.take(CALL, 0.0)
     found.settle(CALL, (1000, 300_000))
@@ -18,7 +18,7 @@ def test_what_was_not_used_is_held_again_and_what_was_is_to_be_told_once() -> No
     assert found.plan_top_up(1.0).used == {"rpm": 0, "tpm": 0}
 
 
-def test_a_call_that_used_more_leaves_a_debt_that_the_next_chunk_pays() -> None:
+def test_overused_call_leaves_debt_for_next_top_up() -> None:
     found = make_lease(held=(5_000, 500_000))
     found.take(CALL, 0.0)
     found.settle(CALL, (1000, 2_000_000))
@@ -29,7 +29,7 @@ def test_a_call_that_used_more_leaves_a_debt_that_the_next_chunk_pays() -> None:
     assert found.held[1] >= 500_000
 
 
-def test_who_does_not_call_is_idle_sooner_if_it_used_to_call_often() -> None:
+def test_frequent_caller_becomes_idle_sooner() -> None:
     often, seldom = make_lease(), make_lease()
     take_steadily(often, 10.0)
     take_steadily(seldom, 20.0, interval=2.0)
@@ -41,7 +41,7 @@ def test_who_does_not_call_is_idle_sooner_if_it_used_to_call_often() -> None:
     assert seldom.is_idle(seldom.last_call + 20.0)
 
 
-def test_what_busier_times_left_over_is_surplus() -> None:
+def test_balance_above_demand_is_surplus() -> None:
     found = make_lease(held=(200_000, 0))
     take_steadily(found, 10.0)
     assert found.find_surplus(10.0)[0] == 0
@@ -53,7 +53,7 @@ def test_what_busier_times_left_over_is_surplus() -> None:
     assert found.held[0] == held - given["rpm"] > 0
 
 
-def test_all_goes_back_with_what_was_used_and_what_is_owed() -> None:
+def test_take_out_returns_everything() -> None:
     found = make_lease(held=(3_000, -70))
     found.used = [1, 2]
     assert found.take_out() == ({"rpm": 3_000, "tpm": -70}, {"rpm": 1, "tpm": 2})
@@ -63,7 +63,7 @@ def test_all_goes_back_with_what_was_used_and_what_is_owed() -> None:
 # Settings that change.
 
 
-def test_what_is_held_fits_into_the_new_capacity() -> None:
+def test_balance_is_capped_by_new_capacity() -> None:
     found = make_lease(held=(500_000, 400_000))
     found.used = [5, 6]
     found.apply_buckets([make_bucket(make_limit("tpm", 1_200_000), make_limit("rpm", 60, 30))])
@@ -72,7 +72,7 @@ def test_what_is_held_fits_into_the_new_capacity() -> None:
     assert found.used == [6, 5]
 
 
-def test_a_limit_that_is_new_starts_with_nothing_and_one_that_is_gone_is_forgotten() -> None:
+def test_new_limit_starts_empty_and_removed_limit_is_dropped() -> None:
     found = make_lease(held=(500_000, 400_000))
     found.apply_buckets([make_bucket(make_limit("rpm", 1200), make_limit("images", 10))])
     assert found.names == ("rpm", "images")
@@ -80,6 +80,6 @@ def test_a_limit_that_is_new_starts_with_nothing_and_one_that_is_gone_is_forgott
     assert found.take((1000, 0), 1.0) == TAKEN
 
 
-def test_a_call_dearer_than_a_bucket_is_never_let_through() -> None:
+def test_call_above_capacity_never_fits() -> None:
     assert make_lease().exceeds_capacity((1_200_001, 0))
     assert not make_lease().exceeds_capacity((1_200_000, 0))

@@ -25,7 +25,7 @@ from tests.support.rate_lease_manager import (
 from tests.support.rate_limit_fleet import BusyStore, LeapingLoop, LoopClock, run_leaping
 
 
-def test_the_first_call_waits_and_the_next_ones_do_not() -> None:
+def test_first_call_waits_and_next_do_not() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         assert (await desk.admit()).decided_by == "waited"
         assert desk.lease_manager.try_admit("web", BUCKETS, COSTS) is not None
@@ -35,7 +35,7 @@ def test_the_first_call_waits_and_the_next_ones_do_not() -> None:
     run_simulated(work)
 
 
-def test_all_who_wait_share_one_question() -> None:
+def test_concurrent_waiters_share_one_request() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         found = await asyncio.gather(*(desk.admit() for _ in range(6)))
         assert all(admission.is_admitted for admission in found)
@@ -44,7 +44,7 @@ def test_all_who_wait_share_one_question() -> None:
     run_simulated(work)
 
 
-def test_who_finds_nothing_left_after_the_others_asks_again() -> None:
+def test_waiter_left_without_tokens_asks_again() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         found = await asyncio.gather(*(desk.admit() for _ in range(40)))
         assert all(admission.is_admitted for admission in found)
@@ -53,7 +53,7 @@ def test_who_finds_nothing_left_after_the_others_asks_again() -> None:
     run_simulated(work)
 
 
-def test_more_is_fetched_before_it_runs_out_so_that_nobody_waits() -> None:
+def test_background_top_up_prevents_waiting() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         for number in range(400):
             desk.lease_manager.settle(await desk.admit(), None)
@@ -66,7 +66,7 @@ def test_more_is_fetched_before_it_runs_out_so_that_nobody_waits() -> None:
     run_simulated(work)
 
 
-def test_where_the_store_refuses_callers_are_refused_here_until_the_wait_is_over() -> None:
+def test_store_refusal_applies_locally_until_wait_is_over() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         desk.client.grant_for = refuse_all
         first = await desk.admit()
@@ -84,7 +84,7 @@ def test_where_the_store_refuses_callers_are_refused_here_until_the_wait_is_over
     run_simulated(work)
 
 
-def test_what_can_never_be_let_through_is_refused_without_a_wait_and_without_asking() -> None:
+def test_call_above_capacity_is_refused_without_request() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         found = await desk.lease_manager.admit("web", BUCKETS, {"rpm": 2_000_000})
         assert (found.is_admitted, found.wait_ms) == (False, None)
@@ -93,7 +93,7 @@ def test_what_can_never_be_let_through_is_refused_without_a_wait_and_without_ask
     run_simulated(work)
 
 
-def test_a_store_that_is_too_busy_is_not_away_and_callers_wait_a_little() -> None:
+def test_throttled_store_refuses_with_short_wait() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         desk.client.failure = StoreThrottled("busy")
         admission = await desk.admit()
@@ -104,7 +104,7 @@ def test_a_store_that_is_too_busy_is_not_away_and_callers_wait_a_little() -> Non
     run_simulated(work)
 
 
-def test_only_what_was_seen_counts_as_the_level_of_the_bucket() -> None:
+def test_only_read_balance_counts_as_level() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         await desk.admit()
         (holder,) = desk.lease_manager._holders.values()
@@ -122,7 +122,7 @@ def test_only_what_was_seen_counts_as_the_level_of_the_bucket() -> None:
     run_simulated(work)
 
 
-def test_what_busier_times_left_goes_back() -> None:
+def test_surplus_is_returned() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         await desk.admit()
         (holder,) = desk.lease_manager._holders.values()
@@ -138,7 +138,7 @@ def test_what_busier_times_left_goes_back() -> None:
 # Settling.
 
 
-def test_real_usage_is_told_once_with_the_next_write() -> None:
+def test_actual_usage_is_reported_once_with_next_write() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         desk.lease_manager.settle(await desk.admit(), {"tpm": 300_000})
         desk.lease_manager.settle(await desk.admit(), None)
@@ -154,7 +154,7 @@ def test_real_usage_is_told_once_with_the_next_write() -> None:
     run_simulated(work)
 
 
-def test_a_failed_question_tells_nothing_and_the_next_one_does() -> None:
+def test_failed_write_keeps_usage_for_next() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         desk.lease_manager.settle(await desk.admit(), None)
         desk.client.failure = StoreThrottled("busy")
@@ -170,7 +170,7 @@ def test_a_failed_question_tells_nothing_and_the_next_one_does() -> None:
     run_simulated(work)
 
 
-def test_what_idle_callers_hold_goes_back_and_they_are_forgotten() -> None:
+def test_idle_leases_are_returned_and_dropped() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         admission = await desk.admit()
         await asyncio.sleep(10)
@@ -189,7 +189,7 @@ def test_what_idle_callers_hold_goes_back_and_they_are_forgotten() -> None:
     run_simulated(work)
 
 
-def test_what_could_not_be_sent_is_sent_with_a_sweep() -> None:
+def test_unsent_adjustments_are_sent_by_sweep() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         await desk.lease_manager.sweep()
         assert desk.client.flushes == 0
@@ -200,7 +200,7 @@ def test_what_could_not_be_sent_is_sent_with_a_sweep() -> None:
     run_simulated(work)
 
 
-def test_at_the_end_everything_goes_back_also_what_is_under_way_and_what_is_settled_later() -> None:
+def test_close_returns_everything_including_late_settlements() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         late = await desk.admit()
         desk.lease_manager.settle(await desk.admit(), None)
@@ -223,7 +223,7 @@ def test_at_the_end_everything_goes_back_also_what_is_under_way_and_what_is_sett
     run_simulated(work)
 
 
-def test_at_the_end_what_is_pending_is_settled_and_what_just_ended_is_told() -> None:
+def test_close_flushes_pending_and_reports_last_usage() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         exact = await desk.admit(is_exact=True)
         desk.client.pending = 1
@@ -238,7 +238,7 @@ def test_at_the_end_what_is_pending_is_settled_and_what_just_ended_is_told() -> 
 # The store is away.
 
 
-def test_while_the_store_is_away_calls_are_served_from_a_bucket_of_their_own() -> None:
+def test_store_outage_serves_from_local_bucket() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         desk.client.failure = StoreUnavailable("away")
         found = [await desk.admit() for _ in range(1300)]
@@ -263,7 +263,7 @@ def test_while_the_store_is_away_calls_are_served_from_a_bucket_of_their_own() -
     run_simulated(work)
 
 
-def test_what_was_served_alone_is_told_but_not_taken_from_the_store() -> None:
+def test_offline_usage_is_reported_but_not_taken() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         desk.client.failure = StoreUnavailable("away")
         admission = await desk.admit()
@@ -277,7 +277,7 @@ def test_what_was_served_alone_is_told_but_not_taken_from_the_store() -> None:
     run_simulated(work)
 
 
-def test_or_they_are_refused_if_the_policy_says_so() -> None:
+def test_store_outage_with_refuse_policy_refuses() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         desk.client.failure = StoreUnavailable("away")
         with pytest.raises(Busy):
@@ -288,7 +288,7 @@ def test_or_they_are_refused_if_the_policy_says_so() -> None:
     run_simulated(work)
 
 
-def test_no_call_waits_for_long_and_what_comes_late_is_kept() -> None:
+def test_slow_top_up_delays_calls_briefly_and_is_kept() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         desk.client.latency = 5.0
         began = asyncio.get_running_loop().time()
@@ -302,7 +302,7 @@ def test_no_call_waits_for_long_and_what_comes_late_is_kept() -> None:
     run_simulated(work)
 
 
-def test_a_mistake_of_ours_does_not_make_its_callers_ask_for_ever() -> None:
+def test_internal_error_does_not_retry_forever() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         desk.client.failure = KeyError("a mistake")
         assert (await desk.admit()).decided_by == "alone"
@@ -314,7 +314,7 @@ def test_a_mistake_of_ours_does_not_make_its_callers_ask_for_ever() -> None:
 # Exactly.
 
 
-def test_exactly_is_a_write_for_each_call_and_one_for_what_was_otherwise() -> None:
+def test_exact_mode_writes_once_per_call_and_once_per_difference() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         for actual in (None, {"tpm": 500_000}, {"tpm": 200_000}):
             admission = await desk.admit(is_exact=True)
@@ -331,7 +331,7 @@ def test_exactly_is_a_write_for_each_call_and_one_for_what_was_otherwise() -> No
     run_simulated(work)
 
 
-def test_what_is_acquired_too_late_goes_back() -> None:
+def test_late_acquire_is_returned() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         desk.client.latency = 5.0
         assert (await desk.admit(is_exact=True)).decided_by == "alone"
@@ -344,7 +344,7 @@ def test_what_is_acquired_too_late_goes_back() -> None:
 # Who is there.
 
 
-def test_new_settings_count_from_the_next_call_and_cap_what_is_held() -> None:
+def test_new_settings_apply_to_next_call_and_cap_balance() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         await desk.admit()
         assert desk.lease_manager.held_by_limit()["rpm"] > 3000
@@ -358,7 +358,7 @@ def test_new_settings_count_from_the_next_call_and_cap_what_is_held() -> None:
     run_simulated(work)
 
 
-def test_settled_under_other_settings_it_is_told_to_the_store() -> None:
+def test_settlement_after_settings_change_goes_to_store() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         admission = await desk.admit()
         await desk.admit(of=make_buckets(images=5))
@@ -369,7 +369,7 @@ def test_settled_under_other_settings_it_is_told_to_the_store() -> None:
     run_simulated(work)
 
 
-def test_other_buckets_of_the_same_caller_get_back_what_is_theirs() -> None:
+def test_changed_buckets_return_what_was_theirs() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         desk.lease_manager.settle(await desk.admit(), None)
         desk.lease_manager._start_top_up(desk.lease_manager._holders["web"], None)  # and more is under way
@@ -384,7 +384,7 @@ def test_other_buckets_of_the_same_caller_get_back_what_is_theirs() -> None:
     run_simulated(work)
 
 
-def test_there_are_no_more_callers_than_fit_and_the_one_that_called_longest_ago_makes_room() -> None:
+def test_full_registry_evicts_least_recently_used_caller() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         for name in ("one", "two", "three"):
             desk.lease_manager.settle(await desk.admit(name), None)
@@ -398,7 +398,7 @@ def test_there_are_no_more_callers_than_fit_and_the_one_that_called_longest_ago_
     run_simulated(work, max_callers=3)
 
 
-def test_if_all_have_calls_under_way_a_new_caller_is_served_exactly() -> None:
+def test_full_registry_of_busy_callers_serves_new_one_exactly() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         await desk.admit("one")
         assert (await desk.admit("two")).decided_by == "exact"
@@ -407,7 +407,7 @@ def test_if_all_have_calls_under_way_a_new_caller_is_served_exactly() -> None:
 
 
 @pytest.mark.parametrize("used", [900_000, 2_000_000])
-def test_a_call_that_used_more_than_its_bucket_holds_keeps_nobody_out_for_good(used: int) -> None:
+def test_call_above_capacity_does_not_block_caller_forever(used: int) -> None:
     """Although calls keep coming, so that the overdraft is never returned as for an idle caller."""
     of = [RateBucket(Key("rate-buckets", "app", "BUCKET#RATE"), (RateLimit("tpm", 500_000, 6_000_000, 60_000),), 1)]
     costs, owed = {"tpm": 250_000}, used - 500_000

@@ -32,23 +32,23 @@ SCOPE = Scope("550e8400-e29b-41d4-a716-446655440000", "web")
         ),
     ],
 )
-def test_what_is_wrong_is_told(value: Any, told: str) -> None:
+def test_invalid_rate_limits_are_reported(value: Any, told: str) -> None:
     with pytest.raises(ValueError, match=r"expected|unknown") as caught:
         validate_rate_limits(value)
     assert str(caught.value) == told
 
 
-def test_of_many_mistakes_the_first_are_told_and_each_is_short() -> None:
+def test_many_mistakes_are_truncated() -> None:
     with pytest.raises(ValueError, match="unknown") as caught:
         validate_rate_limits({f"x{number}" * 1000: 1 for number in range(1000)})
     assert len(str(caught.value)) < 1000
 
 
-def test_what_is_empty_is_left_out() -> None:
+def test_empty_values_are_dropped() -> None:
     assert validate_rate_limits({"rpm": 5, "tpm": None, "mode": None}) == {"rpm": 5}
 
 
-def test_a_bucket_holds_a_minute_unless_it_is_said_otherwise() -> None:
+def test_bucket_holds_one_minute_by_default() -> None:
     limits = parse_rate_limits(SCOPE, {"limits": {"rpm": 600, "tpm": 9000}, "version": 3})
     assert limits is not None
     assert limits.bucket.key == schema.rate_bucket_key(SCOPE, "RATE")
@@ -60,13 +60,13 @@ def test_a_bucket_holds_a_minute_unless_it_is_said_otherwise() -> None:
     assert (limits.rates, limits.is_exact) == ({"rpm": 600, "tpm": 9000}, False)
 
 
-def test_a_short_burst_still_lets_one_call_through() -> None:
+def test_short_burst_allows_one_call() -> None:
     limits = parse_rate_limits(SCOPE, {"limits": {"rpm": 6, "burst_secs": 1, "mode": "exact"}})
     assert limits is not None
     assert limits.bucket.limits == (RateLimit("rpm", 1000, 6000, 60_000),)
     assert limits.is_exact
 
 
-def test_without_limits_there_is_none() -> None:
+def test_missing_limits_are_none() -> None:
     assert parse_rate_limits(SCOPE, None) is None
     assert parse_rate_limits(SCOPE, {"version": 1}) is None

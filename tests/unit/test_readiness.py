@@ -46,7 +46,7 @@ async def is_welcome(instance: TokenServiceInstance) -> bool:
         return False
 
 
-async def test_in_the_grace_it_is_ready_and_says_so_and_after_it_not() -> None:
+async def test_store_outage_is_ready_during_grace_and_not_after() -> None:
     store, clock = MemoryStore(), ManualClock()
     async with open_instances(store, clock, 1) as (here,):
         assert await asked(here) == (200, "ok")
@@ -69,7 +69,7 @@ async def test_in_the_grace_it_is_ready_and_says_so_and_after_it_not() -> None:
 
 
 @pytest.mark.parametrize(("on_store_down", "grace_seconds"), [("refuse", 600.0), ("serve", 0.0)])
-async def test_without_a_grace_it_is_not_ready_at_once(on_store_down: str, grace_seconds: float) -> None:
+async def test_store_outage_without_grace_is_not_ready(on_store_down: str, grace_seconds: float) -> None:
     store, clock = MemoryStore(), ManualClock()
     async with open_instances(store, clock, 1, on_store_down=on_store_down, grace_seconds=grace_seconds) as (here,):
         here.link.failure = AWAY
@@ -105,7 +105,7 @@ def started(clock: ManualClock, **checks: Slow) -> Readiness:
     return readiness
 
 
-async def test_all_who_ask_share_one_look_and_what_it_found_is_remembered_for_a_second() -> None:
+async def test_concurrent_probes_share_one_check_for_a_second() -> None:
     clock, store = ManualClock(), Slow()
     readiness = started(clock, store=store)
     asking = [asyncio.create_task(readiness.report()) for _ in range(100)]
@@ -123,7 +123,7 @@ async def test_all_who_ask_share_one_look_and_what_it_found_is_remembered_for_a_
     assert store.asked == 2
 
 
-async def test_that_it_stops_is_told_at_once() -> None:
+async def test_stopping_is_reported_at_once() -> None:
     store = Slow()
     store.gate.set()
     readiness = started(ManualClock(), store=store)
@@ -132,7 +132,7 @@ async def test_that_it_stops_is_told_at_once() -> None:
     assert await readiness.report() == {"status": "not ready", "checks": {"store": "ok", "process": "stopping"}}
 
 
-async def test_checks_are_made_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_checks_run_concurrently(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness_checks, "CHECK_TIMEOUT_SECONDS", 0.2)
     checks = {name: Slow() for name in ("store", "journal", "revocation")}
     readiness = started(ManualClock(), **checks)
@@ -163,7 +163,7 @@ SECRET = "/srv/keeper/store.db: no such table: config"
         (ValueError(SECRET), "this cannot be checked; the log says why"),
     ],
 )
-async def test_strangers_are_told_the_kind_of_trouble_and_the_log_the_rest_once(
+async def test_probe_shows_kind_of_failure_and_log_shows_rest_once(
     failure: Exception, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock, store = ManualClock(), Slow()
@@ -182,7 +182,7 @@ async def test_strangers_are_told_the_kind_of_trouble_and_the_log_the_rest_once(
     assert len(caplog.records) == 2  # it began again
 
 
-async def test_what_callers_are_told_is_told_here_too(caplog: pytest.LogCaptureFixture) -> None:
+async def test_refusal_text_of_callers_is_shown_in_report(caplog: pytest.LogCaptureFixture) -> None:
     journal = Slow()
     journal.gate.set()
     journal.failure = RecordingUnavailable("the journal cannot be written: No space left on device")

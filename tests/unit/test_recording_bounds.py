@@ -44,7 +44,7 @@ def wider(counter: Counter, shards: int) -> Counter:
     return counter._replace(shards=shards)
 
 
-async def test_calls_of_one_counter_over_different_numbers_of_shards_are_all_counted(rec: RecordingHarness) -> None:
+async def test_counter_with_changed_shard_count_counts_every_call(rec: RecordingHarness) -> None:
     """An org's configuration was changed while calls were under way, or the fleet's defaults are being changed."""
     for shards in (8, 16, 8, 64, 32):
         for _ in range(3):
@@ -67,14 +67,14 @@ async def test_calls_of_one_counter_over_different_numbers_of_shards_are_all_cou
     assert total["requests"] == 46
 
 
-async def test_a_process_that_was_idle_for_months_flushes_what_it_spends_then(rec: RecordingHarness) -> None:
+async def test_process_idle_for_months_flushes_new_spend(rec: RecordingHarness) -> None:
     await rec.clock.advance(90 * 86_400)
     rec.spend(7)
     assert await rec.flusher.flush()
     assert (await rec.read_counts(), rec.flusher.sender.rejected_ulids) == ((1, 7), [])
 
 
-async def test_failing_flushes_leave_neither_files_open_nor_segments_behind(rec: RecordingHarness) -> None:
+async def test_failing_flushes_leak_neither_files_nor_segments(rec: RecordingHarness) -> None:
     rec.store.is_away = True
     rec.spend(1)
     await rec.flusher.flush()
@@ -90,7 +90,7 @@ async def test_failing_flushes_leave_neither_files_open_nor_segments_behind(rec:
     assert await rec.read_counts() == (51, 51)
 
 
-async def test_a_store_that_is_away_is_asked_ever_more_seldom_even_in_a_hurry(rec: RecordingHarness) -> None:
+async def test_store_outage_backs_off_even_when_urgent(rec: RecordingHarness) -> None:
     rec.store.is_away = True
     async with Tasks(rec.clock) as tasks:
         tasks.start("time", rec.flusher.run_flush_timer)
@@ -103,9 +103,7 @@ async def test_a_store_that_is_away_is_asked_ever_more_seldom_even_in_a_hurry(re
     assert len(rec.store.transactions) < 10
 
 
-async def test_calls_that_cost_nothing_do_not_fill_the_disk(
-    rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_free_calls_do_not_fill_disk(rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SEGMENT_BYTES", 20_000)
     for _ in range(500):
         rec.journal.record(rec.begin(), None)
@@ -116,7 +114,7 @@ async def test_calls_that_cost_nothing_do_not_fill_the_disk(
     assert await rec.read_counts() == (0, 0)
 
 
-async def test_calls_of_one_account_share_it_when_they_are_read_again(rec: RecordingHarness) -> None:
+async def test_recovered_calls_share_charged_counters(rec: RecordingHarness) -> None:
     for _ in range(100):
         rec.spend(1)
         rec.begin()
@@ -127,7 +125,7 @@ async def test_calls_of_one_account_share_it_when_they_are_read_again(rec: Recor
     assert len(found.tally._sums) == 1
 
 
-async def test_counters_that_many_segments_name_are_held_once(tmp_path: Path, exact_store: Store) -> None:
+async def test_recovered_seals_share_counters(tmp_path: Path, exact_store: Store) -> None:
     scope = None
     for _ in range(5):
         async with open_recording_harness(tmp_path, exact_store, scope=scope) as rec:
@@ -141,7 +139,7 @@ async def test_counters_that_many_segments_name_are_held_once(tmp_path: Path, ex
     assert len({id(counter) for seal in seals for part in seal.parts for counter, _ in part}) == 2
 
 
-async def test_accounts_of_many_segments_are_held_once(rec: RecordingHarness) -> None:
+async def test_recovered_segments_share_charged_counters(rec: RecordingHarness) -> None:
     rec.store.is_away = True
     rec.begin()
     rec.spend(1)
@@ -169,7 +167,7 @@ async def begins_to_flush(rec: RecordingHarness, patch: pytest.MonkeyPatch) -> t
     return flushing, answers
 
 
-async def test_a_full_segment_ends_while_the_store_does_not_answer(
+async def test_full_segment_is_sealed_during_store_outage(
     rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushing, answers = await begins_to_flush(rec, monkeypatch)
@@ -185,7 +183,7 @@ async def test_a_full_segment_ends_while_the_store_does_not_answer(
     assert await rec.read_counts() == (201, 201)
 
 
-async def test_none_is_sent_while_its_seal_is_on_its_way_to_the_disk(
+async def test_segment_is_not_sent_before_its_seal_is_synced(
     rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushing, answers = await begins_to_flush(rec, monkeypatch)
@@ -215,7 +213,9 @@ async def test_none_is_sent_while_its_seal_is_on_its_way_to_the_disk(
     assert rec.flusher.unflushed_pico == 0
 
 
-async def test_one_bad_row_or_segment_stops_no_other(rec: RecordingHarness, caplog: pytest.LogCaptureFixture) -> None:
+async def test_bad_row_or_segment_does_not_block_others(
+    rec: RecordingHarness, caplog: pytest.LogCaptureFixture
+) -> None:
     listed = schema.active_counter_key("20261118", rec.scope, "premium", "DAY#20261118")
     await rec.store.put(Put(listed._replace(sk="nonsense"), {"shards_8": True}))
     await rec.store.put(Put(listed._replace(sk=f"{rec.scope.key}#LABEL#odd#DAY#20261118"), {"shards": 8}))
@@ -231,9 +231,7 @@ async def test_one_bad_row_or_segment_stops_no_other(rec: RecordingHarness, capl
     assert total["requests"] == 1
 
 
-async def test_what_an_answer_says_is_not_in_the_log_when_it_cannot_be_read(
-    rec: RecordingHarness, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_unreadable_store_answer_is_not_logged(rec: RecordingHarness, caplog: pytest.LogCaptureFixture) -> None:
     def of(usage: Usage) -> Cost:
         if usage != Usage(7, 7):
             raise ValueError("what the model said")
@@ -254,7 +252,7 @@ async def test_what_an_answer_says_is_not_in_the_log_when_it_cannot_be_read(
     assert "model said" not in caplog.text
 
 
-async def test_recovering_twice_is_recovering_once(rec: RecordingHarness) -> None:
+async def test_repeated_recovery_gives_same_seals(rec: RecordingHarness) -> None:
     for _ in range(5):
         rec.spend(1)
     rec.begin(estimate=9)

@@ -55,7 +55,7 @@ async def left_by_a_killed_process(folder: Path, store: Store) -> RecordingHarne
 
 
 @pytest.mark.parametrize("files_with_room", [0, 1])
-async def test_what_is_left_over_makes_the_room_for_a_start(
+async def test_leftover_segments_make_room_for_start(
     tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch, files_with_room: int
 ) -> None:
     rec = await left_by_a_killed_process(tmp_path, exact_store)
@@ -70,7 +70,7 @@ async def test_what_is_left_over_makes_the_room_for_a_start(
         await started.finish()
 
 
-async def test_without_room_and_store_a_start_says_what_is_missing(
+async def test_start_without_room_and_store_says_what_is_missing(
     tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rec = await left_by_a_killed_process(tmp_path / "journal", exact_store)
@@ -93,7 +93,7 @@ async def test_without_room_and_store_a_start_says_what_is_missing(
         assert await rec.read_counts() == (3, 214)
 
 
-async def test_a_disk_that_breaks_is_not_one_without_room(
+async def test_disk_error_is_not_reported_as_full_disk(
     tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rec = await left_by_a_killed_process(tmp_path, exact_store)
@@ -106,7 +106,7 @@ async def test_a_disk_that_breaks_is_not_one_without_room(
     assert rec.store.transactions == []
 
 
-async def test_none_goes_before_one_that_could_not_be_sealed(
+async def test_segment_is_not_sent_before_unsealed_predecessor(
     tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the next start could not know that the call it began has ended since."""
@@ -122,7 +122,7 @@ async def test_none_goes_before_one_that_could_not_be_sealed(
     assert await rec.read_counts() == (3, 214)
 
 
-async def test_what_the_disk_refused_is_tried_a_last_time_at_the_end(
+async def test_refused_write_is_retried_at_shutdown(
     tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segment, "MAX_ROOM_BYTES", 0)
@@ -155,13 +155,13 @@ async def sums(store: Store, rec: RecordingHarness) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("text", [b'["H"', b'["C"', b'["E"'])
-async def test_what_is_carried_is_told_twice(tmp_path: Path, exact_store: Store, text: bytes) -> None:
+async def test_carried_calls_are_written_twice(tmp_path: Path, exact_store: Store, text: bytes) -> None:
     rec = await left_by_a_killed_process(tmp_path, exact_store)
     spoil(rec.segments()[1], text)
     assert await sums(exact_store, rec) == (3, 214)
 
 
-async def test_an_end_mark_that_tells_nothing_is_read_too(tmp_path: Path, exact_store: Store) -> None:
+async def test_empty_end_mark_is_read(tmp_path: Path, exact_store: Store) -> None:
     rec = await left_by_a_killed_process(tmp_path, exact_store)
     for path in rec.segments():
         path.write_bytes(re.sub(rb'.{8} \["E",.*\n', encode_line(b'["E"]'), path.read_bytes()))
@@ -169,9 +169,7 @@ async def test_an_end_mark_that_tells_nothing_is_read_too(tmp_path: Path, exact_
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-async def test_a_segment_that_only_carries_counts_although_it_does_not_say_that_it_is_whole(
-    tmp_path: Path, exact_store: Store, is_gone: bool
-) -> None:
+async def test_segment_with_only_carried_calls_counts(tmp_path: Path, exact_store: Store, is_gone: bool) -> None:
     async with open_recording_harness(tmp_path, exact_store) as rec:
         rec.begin(estimate=1000)
         rec.spend(10)
@@ -184,7 +182,7 @@ async def test_a_segment_that_only_carries_counts_although_it_does_not_say_that_
     assert await sums(exact_store, rec) == (2, 1010)
 
 
-async def test_a_call_whose_receipt_is_spoilt_is_estimated(tmp_path: Path, exact_store: Store) -> None:
+async def test_call_with_corrupt_receipt_is_estimated(tmp_path: Path, exact_store: Store) -> None:
     async with open_recording_harness(tmp_path, exact_store) as rec:
         rec.begin(estimate=1000)
         rec.journal.record(rec.begin(estimate=7), Receipt(UsageCounts(1, pico=10)))
@@ -193,9 +191,7 @@ async def test_a_call_whose_receipt_is_spoilt_is_estimated(tmp_path: Path, exact
     assert await sums(exact_store, rec) == (2, 1007)
 
 
-async def test_a_segment_that_came_to_nothing_tells_for_as_long_as_it_is_asked(
-    tmp_path: Path, exact_store: Store
-) -> None:
+async def test_empty_segment_stays_readable_while_needed(tmp_path: Path, exact_store: Store) -> None:
     async with open_recording_harness(tmp_path, exact_store) as rec:
         carried = rec.begin(estimate=1000)
         rec.spend(10)
@@ -207,7 +203,7 @@ async def test_a_segment_that_came_to_nothing_tells_for_as_long_as_it_is_asked(
     assert rec.segments() == []
 
 
-async def test_what_is_found_in_the_segment_before_is_so_again(tmp_path: Path, exact_store: Store) -> None:
+async def test_estimate_found_in_former_segment_is_repeated(tmp_path: Path, exact_store: Store) -> None:
     """The one before comes to nothing, and stays until what was found in it stands elsewhere."""
     async with open_recording_harness(tmp_path, exact_store) as rec:
         rec.begin(estimate=1000)
@@ -227,7 +223,7 @@ async def test_what_is_found_in_the_segment_before_is_so_again(tmp_path: Path, e
     assert await sums(exact_store, rec) == (1, 1000)
 
 
-async def test_a_call_whose_lines_are_all_torn_is_told_of(
+async def test_call_in_torn_lines_only_is_logged(
     tmp_path: Path, exact_store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     rec = await left_by_a_killed_process(tmp_path, exact_store)

@@ -73,7 +73,7 @@ def here(two: list[TokenServiceInstance]) -> TokenServiceInstance:
 # Logging in.
 
 
-async def test_a_login_issues_a_pair_and_one_row(
+async def test_login_issues_token_pair_and_one_row(
     here: TokenServiceInstance, store: MemoryStore, clock: ManualClock
 ) -> None:
     issued = await here.sessions.login(WEB)
@@ -87,7 +87,7 @@ async def test_a_login_issues_a_pair_and_one_row(
     assert store.items[Key("sessions", CLIENT, "HEAD")] == {"version": 1}
 
 
-async def test_the_oldest_goes_when_there_are_too_many(
+async def test_login_above_limit_evicts_oldest_session(
     here: TokenServiceInstance, store: MemoryStore, clock: ManualClock
 ) -> None:
     issued = await login_repeatedly(here, clock, 5)
@@ -101,7 +101,7 @@ async def test_the_oldest_goes_when_there_are_too_many(
         await here.sessions.refresh(kept.refresh.token)
 
 
-async def test_who_logs_in_last_is_the_newest_by_any_clock(
+async def test_last_login_is_newest_by_any_clock(
     two: list[TokenServiceInstance], store: MemoryStore, clock: ManualClock
 ) -> None:
     here, there = two
@@ -123,7 +123,7 @@ async def test_clients_do_not_share_sessions(here: TokenServiceInstance, clock: 
     assert len(await here.sessions.list_live(WEB)) == 3
 
 
-async def test_an_expired_row_that_nobody_deleted_does_not_count(
+async def test_expired_row_not_yet_deleted_does_not_count(
     here: TokenServiceInstance, store: MemoryStore, clock: ManualClock
 ) -> None:
     first = await here.sessions.login(WEB)
@@ -136,7 +136,7 @@ async def test_an_expired_row_that_nobody_deleted_does_not_count(
 
 
 @pytest.mark.parametrize("left", [0.5, 3.0, 4.9])
-async def test_by_clocks_that_differ_there_are_no_more_either(store: MemoryStore, left: float) -> None:
+async def test_clock_skew_between_instances_keeps_session_limit(store: MemoryStore, left: float) -> None:
     """One that is over by the clock of the login is refreshed where it is still a few seconds earlier."""
     late = ManualClock()
     early = ManualClock(late.now() + SKEW_SECONDS)
@@ -170,7 +170,7 @@ async def move_on(store: MemoryStore, generation: int) -> None:
 
 
 @pytest.mark.parametrize("most", [0, 3])
-async def test_a_login_by_what_was_known_before_all_sessions_were_ended_is_no_session(
+async def test_login_with_stale_generation_is_refused(
     here: TokenServiceInstance, store: MemoryStore, clock: ManualClock, most: int
 ) -> None:
     at = restart_with_limit(here, clock, most)
@@ -184,7 +184,7 @@ async def test_a_login_by_what_was_known_before_all_sessions_were_ended_is_no_se
     assert at.tokens.verify_access(again.access.token).generation == 1
 
 
-async def test_sessions_of_an_earlier_generation_neither_count_nor_are_listed(
+async def test_sessions_of_earlier_generation_neither_count_nor_are_listed(
     here: TokenServiceInstance, store: MemoryStore, clock: ManualClock
 ) -> None:
     for _ in range(3):
@@ -196,7 +196,7 @@ async def test_sessions_of_an_earlier_generation_neither_count_nor_are_listed(
     assert len(await read_session_rows(store)) == 6  # none had to be evicted for them
 
 
-async def test_without_a_limit_nobody_is_evicted_and_nobody_contends(
+async def test_unlimited_sessions_cause_no_eviction_and_no_conflict(
     here: TokenServiceInstance, store: MemoryStore, clock: ManualClock
 ) -> None:
     unlimited = restart_with_limit(here, clock, 0)
@@ -206,7 +206,7 @@ async def test_without_a_limit_nobody_is_evicted_and_nobody_contends(
 
 
 @pytest.mark.parametrize("before", [4, 50, 100, 250])
-async def test_a_lower_limit_holds_after_the_next_login(
+async def test_lower_limit_applies_after_next_login(
     here: TokenServiceInstance, store: MemoryStore, clock: ManualClock, before: int
 ) -> None:
     issued = await login_repeatedly(restart_with_limit(here, clock, 0), clock, before)
@@ -234,7 +234,7 @@ class _Meddling:
 
 
 @pytest.mark.parametrize("before", [0, 2, 3])
-async def test_a_lost_race_is_tried_again(two: list[TokenServiceInstance], clock: ManualClock, before: int) -> None:
+async def test_login_losing_race_is_retried(two: list[TokenServiceInstance], clock: ManualClock, before: int) -> None:
     here, there = two
     await login_repeatedly(here, clock, before)
     here.link.before_transact = _Meddling(there, MAX_ATTEMPTS - 1)
@@ -244,9 +244,7 @@ async def test_a_lost_race_is_tried_again(two: list[TokenServiceInstance], clock
     assert len(sids) == 3
 
 
-async def test_nobody_is_evicted_for_a_place_that_became_free(
-    two: list[TokenServiceInstance], clock: ManualClock
-) -> None:
+async def test_slot_freed_during_login_prevents_eviction(two: list[TokenServiceInstance], clock: ManualClock) -> None:
     here, there = two
     oldest, middle, newest = await login_repeatedly(here, clock, 3)
 
@@ -260,7 +258,7 @@ async def test_nobody_is_evicted_for_a_place_that_became_free(
     assert [session.sid for session in await here.sessions.list_live(WEB)] == [oldest.sid, newest.sid, new.sid]
 
 
-async def test_a_login_between_the_two_readings_is_not_overlooked(
+async def test_login_between_two_reads_is_not_overlooked(
     two: list[TokenServiceInstance], clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = two
@@ -278,9 +276,7 @@ async def test_a_login_between_the_two_readings_is_not_overlooked(
     assert len(await there.sessions.list_live(WEB)) == 3
 
 
-async def test_a_race_that_is_lost_for_ever_says_so_with_its_reasons(
-    two: list[TokenServiceInstance], clock: ManualClock
-) -> None:
+async def test_login_losing_every_race_fails_with_reasons(two: list[TokenServiceInstance], clock: ManualClock) -> None:
     here, there = two
     here.link.before_transact = _Meddling(there, 1000)
     began = clock.monotonic()
@@ -305,7 +301,7 @@ async def test_a_race_that_is_lost_for_ever_says_so_with_its_reasons(
     ],
     ids=str,
 )
-async def test_what_is_no_race_is_not_called_one(
+async def test_other_failures_are_not_reported_as_race(
     here: TokenServiceInstance, clock: ManualClock, trouble: Exception
 ) -> None:
     async def fail(_: Sequence[Write]) -> Sequence[Write]:
@@ -320,7 +316,7 @@ async def test_what_is_no_race_is_not_called_one(
 
 
 @pytest.mark.parametrize("failing", range(4))
-async def test_no_eviction_is_made_by_halves(
+async def test_failed_login_evicts_nothing(
     two: list[TokenServiceInstance], store: MemoryStore, clock: ManualClock, failing: int
 ) -> None:
     here, there = two
@@ -340,7 +336,7 @@ async def test_no_eviction_is_made_by_halves(
     await there.sessions.refresh(issued[0].refresh.token)
 
 
-async def test_without_the_store_there_are_no_tokens(here: TokenServiceInstance, clock: ManualClock) -> None:
+async def test_store_outage_issues_no_tokens(here: TokenServiceInstance, clock: ManualClock) -> None:
     (issued,) = await login_repeatedly(here, clock, 1)
     here.link.failure = StoreUnavailable("away")
     for work in (
@@ -358,7 +354,9 @@ async def test_without_the_store_there_are_no_tokens(here: TokenServiceInstance,
     await here.sessions.refresh(issued.refresh.token)
 
 
-async def test_a_lost_answer_is_cleared_up(here: TokenServiceInstance, store: MemoryStore, clock: ManualClock) -> None:
+async def test_lost_login_answer_is_resolved(
+    here: TokenServiceInstance, store: MemoryStore, clock: ManualClock
+) -> None:
     here.link.lost_answers = 1
     issued = await run_with_time(clock, here.sessions.login(WEB))
     assert list(await read_session_rows(store)) == [issued.sid]
@@ -373,7 +371,7 @@ async def test_a_lost_answer_is_cleared_up(here: TokenServiceInstance, store: Me
     assert second.sid not in await read_session_rows(store)
 
 
-async def test_too_many_logins_at_once_are_turned_away(
+async def test_excess_concurrent_logins_are_refused(
     here: TokenServiceInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(refresh_sessions, "MAX_WAITING_LOGINS", 10)
@@ -385,7 +383,7 @@ async def test_too_many_logins_at_once_are_turned_away(
 # Refreshing.
 
 
-async def test_a_refresh_rotates_the_token_and_keeps_the_place(
+async def test_refresh_rotates_token_and_keeps_session(
     here: TokenServiceInstance, store: MemoryStore, clock: ManualClock
 ) -> None:
     first, *others = await login_repeatedly(here, clock, 3)
@@ -406,7 +404,7 @@ async def test_a_refresh_rotates_the_token_and_keeps_the_place(
     await here.sessions.refresh(second.refresh.token)
 
 
-async def test_a_refresh_token_used_twice_ends_the_session_everywhere(
+async def test_refresh_token_reuse_ends_session_everywhere(
     two: list[TokenServiceInstance], clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     here, there = two
@@ -425,7 +423,7 @@ async def test_a_refresh_token_used_twice_ends_the_session_everywhere(
 
 
 @pytest.mark.parametrize("wait", [0, 1, REUSE_GRACE_SECONDS - 1])
-async def test_whoever_comes_second_with_a_token_ends_nothing(
+async def test_concurrent_second_refresh_is_refused_without_ending_session(
     two: list[TokenServiceInstance], clock: ManualClock, wait: float
 ) -> None:
     """Two threads of a client that refresh at once, or a request that was sent twice on its way."""
@@ -439,9 +437,7 @@ async def test_whoever_comes_second_with_a_token_ends_nothing(
     await here.sessions.refresh(second.refresh.token)
 
 
-async def test_a_token_from_before_the_last_refresh_is_a_thiefs_however_new_that_is(
-    here: TokenServiceInstance, clock: ManualClock
-) -> None:
+async def test_token_from_before_last_refresh_counts_as_stolen(here: TokenServiceInstance, clock: ManualClock) -> None:
     (first,) = await login_repeatedly(here, clock, 1)
     second = await here.sessions.refresh(first.refresh.token)
     await clock.advance(REUSE_GRACE_SECONDS)
@@ -453,7 +449,7 @@ async def test_a_token_from_before_the_last_refresh_is_a_thiefs_however_new_that
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
-async def test_a_refresh_whose_answers_are_lost_is_told_by_its_row(
+async def test_lost_refresh_answers_are_resolved_by_row(
     here: TokenServiceInstance, clock: ManualClock, lost: int
 ) -> None:
     (first,) = await login_repeatedly(here, clock, 1)
@@ -463,9 +459,7 @@ async def test_a_refresh_whose_answers_are_lost_is_told_by_its_row(
     await here.sessions.refresh(second.refresh.token)
 
 
-async def test_a_refresh_that_was_not_carried_out_can_be_repeated(
-    here: TokenServiceInstance, clock: ManualClock
-) -> None:
+async def test_refresh_not_applied_can_be_repeated(here: TokenServiceInstance, clock: ManualClock) -> None:
     (first,) = await login_repeatedly(here, clock, 1)
 
     async def lost_on_the_way(_: Sequence[Write]) -> Sequence[Write]:
@@ -479,9 +473,7 @@ async def test_a_refresh_that_was_not_carried_out_can_be_repeated(
     await here.sessions.refresh(first.refresh.token)
 
 
-async def test_a_refresh_of_which_nobody_knows_is_not_to_be_repeated(
-    here: TokenServiceInstance, clock: ManualClock
-) -> None:
+async def test_refresh_of_unknown_outcome_requires_login(here: TokenServiceInstance, clock: ManualClock) -> None:
     (first,) = await login_repeatedly(here, clock, 1)
 
     async def gone(writes: Sequence[Write]) -> Sequence[Write]:
@@ -493,14 +485,14 @@ async def test_a_refresh_of_which_nobody_knows_is_not_to_be_repeated(
         await run_with_time(clock, here.sessions.refresh(first.refresh.token))
 
 
-async def test_an_expired_session_is_not_refreshed(here: TokenServiceInstance, clock: ManualClock) -> None:
+async def test_expired_session_is_not_refreshed(here: TokenServiceInstance, clock: ManualClock) -> None:
     (issued,) = await login_repeatedly(here, clock, 1)
     await clock.leap(WEEK)
     with pytest.raises(TokenExpired):
         await here.sessions.refresh(issued.refresh.token)
 
 
-async def test_a_row_that_is_over_is_not_refreshed(
+async def test_expired_session_row_is_not_refreshed(
     here: TokenServiceInstance, store: MemoryStore, clock: ManualClock
 ) -> None:
     (issued,) = await login_repeatedly(here, clock, 1)
@@ -511,7 +503,7 @@ async def test_a_row_that_is_over_is_not_refreshed(
     assert here.link.calls[-1] == "get_many"  # nothing was tried
 
 
-async def test_a_row_that_is_over_when_it_is_written_is_not_refreshed(
+async def test_session_row_expiring_before_write_is_not_refreshed(
     here: TokenServiceInstance, store: MemoryStore, clock: ManualClock
 ) -> None:
     (issued,) = await login_repeatedly(here, clock, 1)
@@ -526,9 +518,7 @@ async def test_a_row_that_is_over_when_it_is_written_is_not_refreshed(
         await here.sessions.refresh(issued.refresh.token)
 
 
-async def test_what_is_refused_is_refused_before_anything_is_written(
-    here: TokenServiceInstance, store: MemoryStore, clock: ManualClock
-) -> None:
+async def test_refusal_writes_nothing(here: TokenServiceInstance, store: MemoryStore, clock: ManualClock) -> None:
     (issued,) = await login_repeatedly(here, clock, 1)
     stranger = here.tokens.mint_refresh(ORG, "web", issued.sid).token
     store.items[schema.refused_refresh_token_key(sha256(issued.refresh.token.encode()).hexdigest())] = {
@@ -541,7 +531,7 @@ async def test_what_is_refused_is_refused_before_anything_is_written(
     assert set(here.link.calls) == {"get_many"}
 
 
-async def test_only_a_refresh_token_refreshes(here: TokenServiceInstance, clock: ManualClock) -> None:
+async def test_only_current_refresh_token_refreshes(here: TokenServiceInstance, clock: ManualClock) -> None:
     (issued,) = await login_repeatedly(here, clock, 1)
     for access in (issued.access.token, here.tokens.mint_access(ORG, "web").token):
         with pytest.raises(AccessDenied):
@@ -557,7 +547,7 @@ async def test_only_a_refresh_token_refreshes(here: TokenServiceInstance, clock:
     await here.sessions.refresh(issued.refresh.token)
 
 
-async def test_of_two_refreshes_at_once_one_wins(two: list[TokenServiceInstance], clock: ManualClock) -> None:
+async def test_concurrent_refreshes_have_one_winner(two: list[TokenServiceInstance], clock: ManualClock) -> None:
     (issued,) = await login_repeatedly(two[0], clock, 1)
     found = await asyncio.gather(*(each.sessions.refresh(issued.refresh.token) for each in two), return_exceptions=True)
     won = [each for each in found if not isinstance(each, BaseException)]
@@ -566,7 +556,7 @@ async def test_of_two_refreshes_at_once_one_wins(two: list[TokenServiceInstance]
 
 
 @pytest.mark.parametrize("first", ["refresh", "login"])
-async def test_of_refresh_and_eviction_one_wins(
+async def test_concurrent_refresh_and_eviction_have_one_winner(
     two: list[TokenServiceInstance], store: MemoryStore, clock: ManualClock, first: str
 ) -> None:
     here, there = two
@@ -599,7 +589,7 @@ async def test_of_refresh_and_eviction_one_wins(
 # Ending.
 
 
-async def test_revoking_a_session_ends_all_that_came_of_it(
+async def test_revocation_ends_session_and_its_tokens_everywhere(
     two: list[TokenServiceInstance], store: MemoryStore, clock: ManualClock
 ) -> None:
     here, there = two
@@ -620,16 +610,14 @@ async def test_revoking_a_session_ends_all_that_came_of_it(
     assert store.items[schema.revoked_session_key(first.sid)]["expires_at_epoch"] == second.refresh.expires
 
 
-async def test_the_access_tokens_of_an_evicted_session_can_be_revoked(
-    here: TokenServiceInstance, clock: ManualClock
-) -> None:
+async def test_access_token_of_evicted_session_can_be_revoked(here: TokenServiceInstance, clock: ManualClock) -> None:
     evicted, *_ = await login_repeatedly(here, clock, 4)
     assert await here.accepts(evicted.access.token)
     await here.sessions.revoke(WEB, evicted.sid)
     assert not await here.accepts(evicted.access.token)
 
 
-async def test_a_session_refreshed_while_it_is_revoked_is_revoked(
+async def test_session_refreshed_during_revocation_is_revoked(
     two: list[TokenServiceInstance], clock: ManualClock
 ) -> None:
     here, there = two
@@ -648,7 +636,7 @@ async def test_a_session_refreshed_while_it_is_revoked_is_revoked(
     assert not await there.accepts(refreshed[0].access.token)
 
 
-async def test_a_token_given_back_is_good_no_more(here: TokenServiceInstance, clock: ManualClock) -> None:
+async def test_revoked_token_is_refused(here: TokenServiceInstance, clock: ManualClock) -> None:
     first, second = await login_repeatedly(here, clock, 2)
     await here.sessions.revoke_by_token(first.access.token)
     assert not await here.accepts(first.access.token)
@@ -658,7 +646,7 @@ async def test_a_token_given_back_is_good_no_more(here: TokenServiceInstance, cl
     assert [session.sid for session in await here.sessions.list_live(WEB)] == [second.sid]
 
 
-async def test_a_dead_sessions_token_given_back_again_writes_nothing(
+async def test_repeated_revocation_of_ended_session_writes_nothing(
     two: list[TokenServiceInstance], store: MemoryStore, clock: ManualClock
 ) -> None:
     """Be it here or elsewhere, and however often."""
@@ -676,7 +664,7 @@ async def test_a_dead_sessions_token_given_back_again_writes_nothing(
     assert len(there.link.calls) == 2
 
 
-async def test_a_live_sessions_token_given_back_twice_is_asked_about_once(
+async def test_repeated_revocation_of_live_session_reads_store_once(
     here: TokenServiceInstance, clock: ManualClock
 ) -> None:
     (first,) = await login_repeatedly(here, clock, 1)
@@ -687,7 +675,7 @@ async def test_a_live_sessions_token_given_back_twice_is_asked_about_once(
     assert here.link.calls == []
 
 
-async def test_a_token_that_was_used_up_is_looked_up_at_a_pace(here: TokenServiceInstance, clock: ManualClock) -> None:
+async def test_reuse_of_spent_token_is_looked_up_rarely(here: TokenServiceInstance, clock: ManualClock) -> None:
     (first,) = await login_repeatedly(here, clock, 1)
     second = await here.sessions.refresh(first.refresh.token)
     here.link.calls.clear()
@@ -707,7 +695,7 @@ async def test_a_token_that_was_used_up_is_looked_up_at_a_pace(here: TokenServic
     assert here.link.calls == []
 
 
-async def test_what_is_remembered_of_dead_tokens_is_bounded(
+async def test_cache_of_refused_tokens_is_bounded(
     here: TokenServiceInstance, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(refresh_sessions, "MAX_CACHED_REFUSALS", 10)

@@ -85,7 +85,9 @@ async def put(store: Store, clock: ManualClock, scope: Scope, name: str = "Acme"
 
 
 @pytest.mark.parametrize("app", [None, "web"])
-async def test_a_put_and_then_credentials_once(store: Store, clock: ManualClock, app: str | None) -> None:
+async def test_registration_after_put_issues_credentials_once(
+    store: Store, clock: ManualClock, app: str | None
+) -> None:
     scope = new_scope(app)
     await put(store, clock, scope)
     issued = await register(store, clock, scope)
@@ -104,7 +106,7 @@ async def test_a_put_and_then_credentials_once(store: Store, clock: ManualClock,
     assert await is_good(store, clock, scope, secret)
 
 
-async def test_what_is_not_there_is_not_made(store: Store, clock: ManualClock) -> None:
+async def test_registration_of_unknown_scope_is_refused(store: Store, clock: ManualClock) -> None:
     for scope in (new_scope(), new_scope(None)):
         with pytest.raises(NotFound, match=f"there is no .*{scope.org}"):
             await register(store, clock, scope)
@@ -116,7 +118,7 @@ async def test_what_is_not_there_is_not_made(store: Store, clock: ManualClock) -
             await rotate(store, clock, scope, 0)
 
 
-async def test_of_many_that_register_at_once_one_does(exact_store: Store, clock: ManualClock) -> None:
+async def test_concurrent_registrations_have_one_winner(exact_store: Store, clock: ManualClock) -> None:
     scope = await create_scope(exact_store, new_scope())
     found = await asyncio.gather(*(register(exact_store, clock, scope) for _ in range(20)))
     (issued,) = [each for each in found if each is not None]
@@ -124,7 +126,7 @@ async def test_of_many_that_register_at_once_one_does(exact_store: Store, clock:
     assert await is_good(exact_store, clock, scope, secret)
 
 
-async def test_of_many_that_rotate_at_once_one_does(exact_store: Store, clock: ManualClock) -> None:
+async def test_concurrent_rotations_have_one_winner(exact_store: Store, clock: ManualClock) -> None:
     scope = new_scope()
     old = await first_secret(exact_store, clock, scope)
     every = [rotate(exact_store, clock, scope, 24) for _ in range(20)]
@@ -135,7 +137,7 @@ async def test_of_many_that_rotate_at_once_one_does(exact_store: Store, clock: M
     assert [await is_good(exact_store, clock, scope, each) for each in (old, new)] == [True, True]
 
 
-async def test_settings_and_secrets_change_at_once_and_both_are_kept(exact_store: Store, clock: ManualClock) -> None:
+async def test_concurrent_settings_and_secret_changes_are_both_kept(exact_store: Store, clock: ManualClock) -> None:
     scope = new_scope(None)
     await put(exact_store, clock, scope)
     waiting = True
@@ -160,7 +162,7 @@ async def test_settings_and_secrets_change_at_once_and_both_are_kept(exact_store
     assert item["quotas"] == BODY["quotas"]
 
 
-async def test_all_or_nothing(store: Store, clock: ManualClock) -> None:
+async def test_failed_condition_of_extra_write_prevents_registration(store: Store, clock: ManualClock) -> None:
     """What stands beside it fails, and so does the rest."""
     scope = await create_scope(store, new_scope())
     before = await item_of(store, scope)
@@ -169,7 +171,7 @@ async def test_all_or_nothing(store: Store, clock: ManualClock) -> None:
     assert await item_of(store, scope) == before
 
 
-async def test_what_is_written_beside_it_is_written_with_it(clock: ManualClock) -> None:
+async def test_extra_write_is_in_same_transaction(clock: ManualClock) -> None:
     store, scope = MemoryStore(), new_scope()
     record = Put(Key("audit", f"ORG#{scope.org}", "1"), {"action": "register"})
     await create_scope(store, scope)
@@ -181,7 +183,7 @@ async def test_what_is_written_beside_it_is_written_with_it(clock: ManualClock) 
     assert record.key in store.items
 
 
-async def test_a_rotation_takes_away_what_waits_to_be_fetched(store: Store, clock: ManualClock) -> None:
+async def test_rotation_deletes_pending_retrieval(store: Store, clock: ManualClock) -> None:
     scope = new_scope()
     first = await register_scope(store, clock, scope)
     row = (await item_of(store, scope))[RETRIEVAL_ROW]
@@ -193,7 +195,7 @@ async def test_a_rotation_takes_away_what_waits_to_be_fetched(store: Store, cloc
     assert await is_good(store, clock, scope, await retrieve(store, clock, scope, second.retrieval_token))
 
 
-async def test_a_secret_fetched_during_the_rotation_has_its_grace(clock: ManualClock) -> None:
+async def test_secret_retrieved_during_rotation_has_its_grace(clock: ManualClock) -> None:
     memory, scope = MemoryStore(), new_scope()
     store = InterceptingStore(memory)
     issued = await register_scope(memory, clock, scope)
@@ -211,7 +213,7 @@ async def test_a_secret_fetched_during_the_rotation_has_its_grace(clock: ManualC
 # Lost answers and a store in trouble.
 
 
-async def test_a_lost_answer_is_looked_up(clock: ManualClock) -> None:
+async def test_lost_answer_is_resolved_by_read(clock: ManualClock) -> None:
     memory, scope = MemoryStore(), new_scope()
     store: Any = InterceptingStore(memory)
     await create_scope(memory, scope)
@@ -226,7 +228,7 @@ async def test_a_lost_answer_is_looked_up(clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize("trouble", [raise_answer_lost, raise_unavailable])
-async def test_what_was_not_written_can_be_done_again(clock: ManualClock, trouble: Any) -> None:
+async def test_registration_not_applied_can_be_repeated(clock: ManualClock, trouble: Any) -> None:
     memory, scope = MemoryStore(), new_scope()
     store: Any = InterceptingStore(memory)
     await create_scope(memory, scope)
@@ -248,7 +250,7 @@ def _refusing(*codes: ReasonCode) -> Any:
     return refuse
 
 
-async def test_who_is_in_the_way_of_others_tries_again(clock: ManualClock) -> None:
+async def test_registration_with_conflicts_is_retried(clock: ManualClock) -> None:
     memory, scope = MemoryStore(), new_scope()
     store: Any = InterceptingStore(memory)
     await create_scope(memory, scope)
@@ -264,7 +266,7 @@ async def test_who_is_in_the_way_of_others_tries_again(clock: ManualClock) -> No
         await rotate(store, clock, scope, 0)
 
 
-async def test_another_one_was_faster(clock: ManualClock) -> None:
+async def test_registration_losing_race_returns_none(clock: ManualClock) -> None:
     memory, scope = MemoryStore(), new_scope()
     store: Any = InterceptingStore(memory)
     await create_scope(memory, scope)
@@ -292,7 +294,7 @@ async def test_another_one_was_faster(clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize("trouble", [None, raise_answer_lost, raise_unavailable])
-async def test_what_is_known_of_the_client_is_forgotten_whatever_happens(clock: ManualClock, trouble: Any) -> None:
+async def test_client_cache_is_invalidated_whatever_happens(clock: ManualClock, trouble: Any) -> None:
     memory, scope = MemoryStore(), new_scope()
     store: Any = InterceptingStore(memory)
     forgotten: list[Scope] = []
@@ -316,7 +318,7 @@ async def test_what_is_known_of_the_client_is_forgotten_whatever_happens(clock: 
         await register(memory, clock, scope)
 
 
-async def test_hashing_holds_up_nobody(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hashing_runs_in_threads(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
     real = module.hash_secret
 
@@ -332,7 +334,7 @@ async def test_hashing_holds_up_nobody(clock: ManualClock, monkeypatch: pytest.M
     assert threading.get_ident() not in threads
 
 
-async def test_nothing_secret_is_told(clock: ManualClock) -> None:
+async def test_repr_shows_no_secret(clock: ManualClock) -> None:
     store, scope = MemoryStore(), new_scope()
     new = await module._prepare_secret(scope, clock)
     assert new.hashed not in repr(new)

@@ -43,7 +43,7 @@ SPENT = (
 )
 
 
-def test_json() -> None:
+def test_json_report_round_trips() -> None:
     by = ("org", "app", "label", "day")
     filters: Mapping[str, str | None] = {"org": None, "app": None, "label": None}
     told = build_json_report(report(*SPENT), group_spend(SPENT, by), by, filters, ["a note"])
@@ -77,7 +77,7 @@ def test_json() -> None:
     }
 
 
-def test_csv() -> None:
+def test_csv_report_has_requested_columns() -> None:
     assert format_csv_report(report(*SPENT), group_spend(SPENT, ("label", "day")), ("label", "day")) == (
         "label,day,requests,estimated_requests,input_tokens,output_tokens,cache_read_tokens,cache_write_5m_tokens,"
         "cache_write_1h_tokens,guardrail_units,cost_usd\n"
@@ -91,7 +91,7 @@ def test_csv() -> None:
     )
 
 
-def test_a_name_is_no_formula_in_a_spreadsheet() -> None:
+def test_name_is_escaped_against_spreadsheet_formulas() -> None:
     risky = report(*SPENT, name="=HYPERLINK(1)", app_name="-2+3")
     (row, _) = csv.DictReader(StringIO(format_csv_report(risky, group_spend(SPENT, ("org", "app")), ("org", "app"))))
     assert (row["org_name"], row["app_name"]) == ("'=HYPERLINK(1)", "'-2+3")
@@ -116,18 +116,18 @@ def test_a_name_is_no_formula_in_a_spreadsheet() -> None:
         "\v+1",
     ],
 )
-def test_formula_sign_of_any_width_behind_any_space_is_text(name: str) -> None:
+def test_formula_sign_of_any_width_after_any_space_is_escaped(name: str) -> None:
     assert escape_formula(name) == f"'{name}"
 
 
 @pytest.mark.parametrize("name", ["Acme", "a=b", "Ä", "会社", "1+1", "", " Acme", "#1", "(x)"])
-def test_name_that_is_no_formula_stays_as_it_is(name: str) -> None:
+def test_harmless_name_is_not_escaped(name: str) -> None:
     assert escape_formula(name) == name
 
 
 @given(st.text(min_size=1), st.integers(0, 10**25))
 @settings(max_examples=tries(200))
-def test_whatever_a_name_is_csv_is_read_back_as_it_was(name: str, pico: int) -> None:
+def test_random_names_survive_csv(name: str, pico: int) -> None:
     spent = SpendEntry(ACME, "shop", "premium", DAY, UsageCounts(pico=pico))
     text = format_csv_report(report(spent, name=name), group_spend([spent], ("org",)), ("org",))
     (row,) = csv.DictReader(StringIO(text, newline=""))
@@ -135,7 +135,7 @@ def test_whatever_a_name_is_csv_is_read_back_as_it_was(name: str, pico: int) -> 
     assert Fraction(row["cost_usd"]) * 10**12 == pico
 
 
-def test_moments() -> None:
+def test_times_are_utc_with_z() -> None:
     assert format_time(0) == "1970-01-01T00:00:00Z"
     assert format_time(NOON + 0.999) == "2026-11-18T12:00:00Z"
 
@@ -143,13 +143,13 @@ def test_moments() -> None:
 NAMES = {ACME: "Acme", BETA: "Beta"}
 
 
-def test_an_org_by_its_id_or_its_name() -> None:
+def test_org_is_resolved_by_id_or_name() -> None:
     assert resolve_org("acme", NAMES) == resolve_org(ACME, NAMES) == resolve_org(ACME.upper(), NAMES) == ACME
     unknown = "99999999-2222-4333-8444-555555555555"
     assert resolve_org(unknown, NAMES) == unknown
 
 
-def test_an_unknown_org_says_which_there_are() -> None:
+def test_unknown_org_lists_known_ones() -> None:
     with pytest.raises(ValueError, match=rf"no org has .* 'Acm'; there are Acme \({ACME}\), Beta \({BETA}\)$"):
         resolve_org("Acm", NAMES)
     with pytest.raises(ValueError, match=r"several orgs are called 'ACME'; .* 1, 2$"):
@@ -166,7 +166,7 @@ async def local(tmp_path: Path, engines: Engines) -> AsyncIterator[Store]:
         yield opened
 
 
-async def test_what_the_store_knows_of_orgs_and_apps(local: Store) -> None:
+async def test_names_and_zones_come_from_store(local: Store) -> None:
     config = {"org_name": "Acme", "timezone": "Europe/Berlin", "quota_scope": "APP"}
     await local.put(Put(schema.org_config_key(ACME), config))
     await local.put(Put(schema.org_entry_key(ACME), {"org_name": "an older name"}))
@@ -184,7 +184,7 @@ async def test_what_the_store_knows_of_orgs_and_apps(local: Store) -> None:
     assert await load_app_names(local, [(ACME, "shop"), (ACME, "bot"), (BETA, "x")]) == {(ACME, "shop"): "Shop front"}
 
 
-async def test_what_cannot_be_used_of_an_orgs_configuration_is_passed_over(local: Store) -> None:
+async def test_malformed_org_configuration_is_ignored(local: Store) -> None:
     config = {"org_name": " ", "timezone": "Europe/Berlim", "quota_scope": "TEAM"}
     await local.put(Put(schema.org_config_key(ACME), config))
     assert await load_orgs(local, [ACME], {}, BERLIN, NOON) == {ACME: OrgInfo(ACME, None, BERLIN, "APP")}

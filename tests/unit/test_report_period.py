@@ -35,7 +35,7 @@ ZONES = sorted(available_timezones() - {"localtime", "Factory"})
         ("2026-09..2026-10-15", date(2026, 9, 1), date(2026, 10, 15)),
     ],
 )
-def test_what_can_be_asked(text: str, first: date, last: date) -> None:
+def test_period_is_parsed(text: str, first: date, last: date) -> None:
     asked = parse_report_period(text)
     check_report_period(asked, NOON)
     assert asked.resolve(TODAY) == (first, last)
@@ -47,18 +47,18 @@ def test_what_can_be_asked(text: str, first: date, last: date) -> None:
     ["", "tomorrow", "20261118", "2026-W47-3", "18.11.2026", "2026-11-18..", "..2026-11-18", "..", "2026-11-1", "-1",
      "2026-11-18...2026-11-19", "2026-11-18..2026-11-19..2026-11-20", "٢٠٢٦-١١-١٨", " today"],
 )  # fmt: skip
-def test_what_is_no_day_says_what_would_be(text: str) -> None:
+def test_malformed_period_lists_valid_forms(text: str) -> None:
     with pytest.raises(ValueError, match=r"today, yesterday, a day \(2026-11-18\), a month \(2026-11\), or a range"):
         parse_report_period(text)
 
 
 @pytest.mark.parametrize("text", ["2026-02-30", "2026-13", "0000-01-01", "2026-11-18..2026-11-31"])
-def test_days_that_do_not_exist(text: str) -> None:
+def test_nonexistent_day_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="there is no "):
         parse_report_period(text)
 
 
-def test_a_range_that_ends_before_it_begins() -> None:
+def test_reversed_range_is_refused() -> None:
     with pytest.raises(ValueError, match="ends before it begins"):
         parse_report_period("2026-11-18..2026-11-17")
     with pytest.raises(ValueError, match="ends before it begins"):
@@ -67,7 +67,7 @@ def test_a_range_that_ends_before_it_begins() -> None:
         check_report_period(parse_report_period("2026-11-19..today"), NOON)
 
 
-def test_the_days_to_come() -> None:
+def test_future_day_is_refused() -> None:
     check_report_period(parse_report_period("2026-11-19"), NOON)  # in Kiritimati it is that day
     check_report_period(parse_report_period("2026-11-01..9999-12-31"), NOON)
     assert find_listing_days(parse_report_period("2026-11-01..9999-12-31"), NOON)[-1] == TODAY + timedelta(days=1)
@@ -75,7 +75,7 @@ def test_the_days_to_come() -> None:
         check_report_period(parse_report_period("2026-11-20"), NOON)
 
 
-def test_the_days_that_are_kept_no_more() -> None:
+def test_day_beyond_retention_is_refused() -> None:
     earliest = date(2025, 10, 16)
     check_report_period(parse_report_period(f"{earliest}..today"), NOON)
     with pytest.raises(ValueError, match=rf"kept for 400 days: .* {earliest}$"):
@@ -90,7 +90,7 @@ moments = st.floats(min_value=datetime(2020, 1, 1, tzinfo=UTC).timestamp(), max_
 
 @given(moments, st.sampled_from(ZONES))
 @settings(max_examples=tries(200))
-def test_the_earliest_day_is_wholly_kept(now: float, zone_name: str) -> None:
+def test_earliest_day_is_wholly_retained(now: float, zone_name: str) -> None:
     zone = ZoneInfo(zone_name)
     earliest = next(day for back in range(400, 390, -1) if _is_allowed(day := _utc(now) - timedelta(days=back), now))
     begins = find_day_span(earliest, zone).start
@@ -114,7 +114,7 @@ def _is_allowed(day: date, now: float) -> bool:
     st.floats(0, LATEST) | st.just(LATEST),
 )
 @settings(max_examples=tries(500))
-def test_wherever_and_however_late_a_call_was_flushed_it_is_looked_for(
+def test_late_flush_in_any_zone_is_within_listing_days(
     now: float, zone_name: str, ago: int, length: int, at: float, late: float
 ) -> None:
     """A call is listed on the UTC day of its flush, which is up to 34 days after its start."""

@@ -44,25 +44,25 @@ def keys(by: str) -> list[tuple]:
     return [row.keys for row in group_spend(SPENT, by.split(","))]
 
 
-def test_the_dearest_comes_first_and_what_belongs_together_stays_together() -> None:
+def test_rows_are_sorted_by_cost_within_groups() -> None:
     assert keys("org") == [(ACME,), (BETA,)]
     assert keys("label") == [("economy",), ("premium",)]
     assert keys("org,app") == [(ACME, None), (ACME, "bot"), (ACME, "shop"), (BETA, "shop")]
     assert keys("label,org") == [("economy", BETA), ("economy", ACME), ("premium", ACME)]
 
 
-def test_days_come_as_they_went_by() -> None:
+def test_days_are_sorted_by_time() -> None:
     assert keys("day") == [(MONDAY,), (TUESDAY,)]
     assert keys("org,day") == [(ACME, MONDAY), (ACME, TUESDAY), (BETA, MONDAY)]
     assert keys("day,org") == [(MONDAY, BETA), (MONDAY, ACME), (TUESDAY, ACME)]
 
 
-def test_equal_rows_have_an_order_too() -> None:
+def test_equal_rows_have_a_stable_order() -> None:
     same = [spent(ACME, "b", "x", MONDAY, 0), spent(ACME, None, "x", MONDAY, 0), spent(ACME, "a", "x", MONDAY, 0)]
     assert [row.keys for row in group_spend(same, ["app"])] == [(None,), ("a",), ("b",)]
 
 
-def test_rows_add_up_all_that_is_counted() -> None:
+def test_rows_sum_every_count() -> None:
     (row,) = (row for row in group_spend(SPENT, ["org"]) if row.keys == (ACME,))
     assert row == ReportRow((ACME,), UsageCounts(4, 0, 8, 12, 16, 20, 24, 28, 106))
     assert sum_token_counts(row.counts) == 8 + 12 + 16 + 20 + 24
@@ -82,13 +82,13 @@ def test_rows_add_up_all_that_is_counted() -> None:
     st.lists(st.sampled_from(DIMENSIONS), min_size=1, unique=True),
 )
 @settings(max_examples=tries(200))
-def test_however_it_is_told_the_total_is_the_same(made: list[SpendEntry], by: list[str]) -> None:
+def test_total_is_equal_for_every_grouping(made: list[SpendEntry], by: list[str]) -> None:
     told = group_spend(made, by)
     assert sum_counts(row.counts for row in told) == sum_counts(each.counts for each in made)
     assert len({row.keys for row in told}) == len(told)
 
 
-def test_filters() -> None:
+def test_filters_select_app_and_label() -> None:
     assert filter_spend(SPENT, None, None) == SPENT
     assert [each.counts.pico for each in filter_spend(SPENT, "shop", None)] == [5, 101, 1]
     assert [each.counts.pico for each in filter_spend(SPENT, "-", None)] == [70]
@@ -96,7 +96,7 @@ def test_filters() -> None:
     assert filter_spend(SPENT, None, "none") == []
 
 
-def test_dimensions() -> None:
+def test_dimensions_are_parsed() -> None:
     assert parse_dimensions("org,label") == ("org", "label")
     assert parse_dimensions("day, org") == ("day", "org")
     assert parse_dimensions("app") == ("org", "app")  # two orgs may each have an app of one name
@@ -105,12 +105,12 @@ def test_dimensions() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "model", "org,", "org,,app", "ORG"])
-def test_an_unknown_dimension_says_which_there_are(text: str) -> None:
+def test_unknown_dimension_lists_known_ones(text: str) -> None:
     with pytest.raises(ValueError, match="there are org, app, label, day"):
         parse_dimensions(text)
 
 
-def test_a_dimension_twice() -> None:
+def test_duplicate_dimension_is_refused() -> None:
     with pytest.raises(ValueError, match="twice"):
         parse_dimensions("org,label,org")
 
@@ -128,7 +128,7 @@ def test_a_dimension_twice() -> None:
         (1_234_567 * 10**12 + 890_123 * 10**6 + 1, "$1,234,567.890123", "1234567.890123000001", "1234567890123.000001"),
     ],
 )
-def test_money(pico: int, shown: str, usd: str, micros: str) -> None:
+def test_money_is_formatted(pico: int, shown: str, usd: str, micros: str) -> None:
     assert money.format_usd(pico) == shown
     assert money.format_exact_usd(pico) == usd
     assert money.format_exact_micros(pico) == micros
@@ -136,7 +136,7 @@ def test_money(pico: int, shown: str, usd: str, micros: str) -> None:
 
 @given(st.integers(0, 10**30))
 @settings(max_examples=tries(300))
-def test_written_money_is_exact(pico: int) -> None:
+def test_exact_money_format_loses_nothing(pico: int) -> None:
     assert Fraction(money.format_exact_usd(pico)) * 10**12 == pico
     assert Fraction(money.format_exact_micros(pico)) * 10**6 == pico
     assert "e" not in (money.format_exact_usd(pico) + money.format_exact_micros(pico)).lower()

@@ -9,7 +9,7 @@ from price_keeper.server.request_building import append_to_body, finish_body
 
 
 @pytest.mark.parametrize("piece", [1, 100, 16_384, 262_144])
-def test_body_in_pieces_is_what_was_sent(piece: int) -> None:
+def test_body_in_pieces_equals_what_was_sent(piece: int) -> None:
     sent = bytes(range(256)) * 40
     body: object = b""
     for start in range(0, len(sent), piece):
@@ -19,7 +19,7 @@ def test_body_in_pieces_is_what_was_sent(piece: int) -> None:
 
 
 @pytest.mark.parametrize("piece", [100, 16_384])
-def test_body_in_pieces_is_kept_once_also_when_it_is_whole(piece: int) -> None:
+def test_body_in_pieces_is_stored_once(piece: int) -> None:
     size = 16_000_000 if piece > 1000 else 1_000_000
     data = b"x" * piece
     tracemalloc.start()

@@ -26,7 +26,7 @@ SPANS = st.floats(0, 1000, allow_nan=False) | st.sampled_from(
 
 
 @given(st.lists(st.tuples(SPANS, SPANS, SPANS, SPANS, st.sampled_from([0, 200, 204, 301, 404, 429, 500, 599, 999]))))
-def test_what_is_told_is_what_happened(calls: list[tuple[float, float, float, float, int]]) -> None:
+def test_random_requests_match_plain_model(calls: list[tuple[float, float, float, float, int]]) -> None:
     traffic = RequestStats(["premium"])
     lane = traffic.get_stats("CONVERSE_STREAM", "premium")
     took, waited, ours, statuses = [], [], [], []
@@ -60,7 +60,7 @@ def _counted(seen: list[float], bounds: tuple[float, ...]) -> tuple[int, ...]:
 
 
 @given(st.lists(st.text(max_size=20), max_size=50))
-def test_callers_cannot_make_lanes(labels: list[str]) -> None:
+def test_callers_cannot_add_operation_stats(labels: list[str]) -> None:
     traffic = RequestStats(["premium", "economy"])
     for label in labels:
         for operation in Operation:
@@ -69,7 +69,7 @@ def test_callers_cannot_make_lanes(labels: list[str]) -> None:
     assert len(traffic.operations) <= len(Operation) * 4
 
 
-def test_a_refusal_counts_where_it_was_refused() -> None:
+def test_refusal_counts_where_it_was_refused() -> None:
     traffic = RequestStats(["premium"])
     traffic.count_refusal(QuotaExceeded("all is spent"))
     traffic.count_refusal(UpstreamUnavailable("it is away"), traffic.get_stats("CONVERSE", "premium"))
@@ -84,7 +84,7 @@ def test_a_refusal_counts_where_it_was_refused() -> None:
     assert traffic.measured_operations == ()  # no times of what was never answered by Bedrock
 
 
-def test_every_kind_is_told_from_the_start() -> None:
+def test_every_refusal_kind_is_reported_from_start() -> None:
     """A counter that begins with its first event has none that can be seen."""
     kinds = Refusal.__subclasses__()
     for kind in kinds:
@@ -93,7 +93,7 @@ def test_every_kind_is_told_from_the_start() -> None:
     assert set(RequestStats().refusals_by_kind.values()) == {0}
 
 
-def test_refusal_is_counted_by_a_name_of_its_own_that_no_class_gives_it() -> None:
+def test_refusal_kind_name_is_independent_of_class_name() -> None:
     every = [*Refusal.__subclasses__(), TokenRejected]
     assert len({kind.counted_as for kind in every}) == len(every)
     assert all("counted_as" in vars(kind) for kind in every)
@@ -103,7 +103,7 @@ def test_refusal_is_counted_by_a_name_of_its_own_that_no_class_gives_it() -> Non
     assert {kind for kind, count in traffic.refusals_by_kind.items() if count} == {"quota_spent"}
 
 
-def test_of_what_is_not_streamed_the_first_byte_is_nothing_of_its_own() -> None:
+def test_first_byte_time_is_reported_for_streams_only() -> None:
     traffic = RequestStats(["premium"])
     for operation in Operation:
         traffic.get_stats(operation.name, "premium").record_response(200, 0.0, 0.1, 0.5, 0.5, 0.6)
@@ -111,7 +111,7 @@ def test_of_what_is_not_streamed_the_first_byte_is_nothing_of_its_own() -> None:
     assert told == {"converse_stream", "invoke_stream", "chat_completions"}
 
 
-def test_what_the_sidecar_adds_is_summed_over_labels() -> None:
+def test_added_latency_is_summed_over_labels() -> None:
     traffic = RequestStats(["premium", "economy"])
     for label in ("premium", "economy"):
         traffic.get_stats("CONVERSE", label).record_response(200, 0.0, 0.002, 0.5, 0.5, 0.5)

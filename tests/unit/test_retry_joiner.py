@@ -35,7 +35,7 @@ class Nobody:
     def abort(self) -> None: ...
 
 
-def test_what_is_kept_in_all_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_responses_are_bounded_and_oldest_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_TOTAL_BYTES", 20 * (CALL_OVERHEAD_BYTES + 1064))
     joining = RetryJoiner(lambda: 0.0)
 
@@ -65,7 +65,7 @@ def test_what_is_kept_in_all_is_bounded_and_the_oldest_goes_first(monkeypatch: p
     assert (list(joining._calls), joining.kept_bytes) == ([1], CALL_OVERHEAD_BYTES + 1064)
 
 
-def test_random_use_leaves_nothing_behind() -> None:
+def test_random_use_keeps_byte_count_exact() -> None:
     """Whatever happens to calls, in any order, the bytes counted belong to calls that can be joined."""
     chance, time = random.Random(3), 0.0
     joining = RetryJoiner(lambda: time)
@@ -116,7 +116,7 @@ def finished(joining: RetryJoiner, key: int, headers: list[Header], *parts: byte
     return shared
 
 
-def test_headers_are_counted_with_what_is_kept() -> None:
+def test_headers_count_as_kept_bytes() -> None:
     joining = RetryJoiner(lambda: 0.0)
     head = [(b"x-long", b"y" * 5000)] * 10
     finished(joining, 1, head, b"body")
@@ -129,7 +129,7 @@ def test_headers_are_counted_with_what_is_kept() -> None:
     assert list(joining._calls) == [1]
 
 
-async def test_old_answers_go_even_if_no_new_one_comes() -> None:
+async def test_old_responses_expire_without_new_calls() -> None:
     time = 0.0
     joining = RetryJoiner(lambda: time)
     finished(joining, 1, [], b"body")
@@ -162,16 +162,14 @@ FAILED = event_frames.encode_exception("throttlingException", "slow down")
         ([], [], True),
     ],
 )
-def test_a_stream_that_failed_after_all_is_not_shown_again(
-    headers: list[Header], parts: list[bytes], is_kept: bool
-) -> None:
+def test_failed_stream_is_not_replayed(headers: list[Header], parts: list[bytes], is_kept: bool) -> None:
     joining = RetryJoiner(lambda: 0.0)
     finished(joining, 1, headers, *parts)
     assert joining.join(1, Nobody()) == is_kept
     assert (joining.kept_bytes > 0) == is_kept
 
 
-def test_a_call_that_is_not_sent_yet_is_for_those_who_wait() -> None:
+def test_unsent_call_stays_for_waiting_callers() -> None:
     joining = RetryJoiner(lambda: 0.0)
     first, second, flow = Left(), Left(), Flow()
     shared = joining.open_shared(1, first)
@@ -196,7 +194,7 @@ class Left(Nobody):
         self.flow.on_disconnected()  # type: ignore[attr-defined]
 
 
-def test_a_call_that_ends_without_an_answer_cannot_be_joined() -> None:
+def test_call_without_response_cannot_be_joined() -> None:
     joining = RetryJoiner(lambda: 0.0)
     for begin in (False, True):
         reader, flow = Cut(), Flow()

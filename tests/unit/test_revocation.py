@@ -43,9 +43,7 @@ def minted(instance: TokenServiceInstance, sid: str | None = None, seconds: int 
     return instance.tokens.mint_access(ORG, "web", seconds, sid).token
 
 
-async def test_a_warm_token_makes_no_store_call_and_waits_for_nobody(
-    two: list[TokenServiceInstance], clock: ManualClock
-) -> None:
+async def test_cached_token_makes_no_store_call(two: list[TokenServiceInstance], clock: ManualClock) -> None:
     here = two[0]
     claims = here.tokens.verify_access(minted(here, "s1"))
     assert not here.revocation.is_known_valid(claims)
@@ -59,9 +57,7 @@ async def test_a_warm_token_makes_no_store_call_and_waits_for_nobody(
     assert here.link.calls == ["get_many"]
 
 
-async def test_steady_traffic_is_asked_about_in_the_background(
-    two: list[TokenServiceInstance], clock: ManualClock
-) -> None:
+async def test_steady_traffic_is_checked_in_background(two: list[TokenServiceInstance], clock: ManualClock) -> None:
     here = two[0]
     claims = here.tokens.verify_access(minted(here, seconds=90_000))
     await here.revocation.check_store(claims)
@@ -72,7 +68,7 @@ async def test_steady_traffic_is_asked_about_in_the_background(
     assert 15 <= len(here.link.calls) <= 21
 
 
-async def test_what_is_older_than_a_minute_is_waited_for(two: list[TokenServiceInstance], clock: ManualClock) -> None:
+async def test_check_older_than_a_minute_is_awaited(two: list[TokenServiceInstance], clock: ManualClock) -> None:
     here = two[0]
     claims = here.tokens.verify_access(minted(here))
     await here.revocation.check_store(claims)
@@ -80,7 +76,7 @@ async def test_what_is_older_than_a_minute_is_waited_for(two: list[TokenServiceI
     assert not here.revocation.is_known_valid(claims)
 
 
-async def test_many_callers_of_one_token_ask_once(two: list[TokenServiceInstance]) -> None:
+async def test_concurrent_checks_of_token_share_one_read(two: list[TokenServiceInstance]) -> None:
     here = two[0]
     claims = here.tokens.verify_access(minted(here))
     await asyncio.gather(*(here.revocation.check_store(claims) for _ in range(50)))
@@ -89,7 +85,7 @@ async def test_many_callers_of_one_token_ask_once(two: list[TokenServiceInstance
 
 @pytest.mark.parametrize("by_session", [False, True])
 @pytest.mark.parametrize("step", [1, 7, 31, 59])
-async def test_it_holds_here_at_once_and_elsewhere_within_a_minute(
+async def test_revocation_applies_here_at_once_and_elsewhere_within_a_minute(
     two: list[TokenServiceInstance], clock: ManualClock, by_session: bool, step: int
 ) -> None:
     here, there = two
@@ -114,7 +110,7 @@ async def test_it_holds_here_at_once_and_elsewhere_within_a_minute(
         assert await each.accepts(other)
 
 
-async def test_an_answer_on_its_way_does_not_undo_a_revocation(two: list[TokenServiceInstance]) -> None:
+async def test_read_in_flight_does_not_undo_revocation(two: list[TokenServiceInstance]) -> None:
     here = two[0]
     claims = here.tokens.verify_access(minted(here, "s1"))
     here.link.gate = asyncio.Event()
@@ -128,9 +124,7 @@ async def test_an_answer_on_its_way_does_not_undo_a_revocation(two: list[TokenSe
         here.revocation.is_known_valid(claims)
 
 
-async def test_an_answer_that_comes_late_is_as_old_as_its_question(
-    two: list[TokenServiceInstance], clock: ManualClock
-) -> None:
+async def test_late_answer_is_as_old_as_its_request(two: list[TokenServiceInstance], clock: ManualClock) -> None:
     here = two[0]
     claims = here.tokens.verify_access(minted(here))
     here.link.gate = asyncio.Event()
@@ -145,7 +139,7 @@ async def test_an_answer_that_comes_late_is_as_old_as_its_question(
     assert not here.revocation.is_known_valid(claims)
 
 
-async def test_an_expired_row_counts_as_absent(
+async def test_expired_revocation_row_counts_as_absent(
     store: MemoryStore, two: list[TokenServiceInstance], clock: ManualClock
 ) -> None:
     now = int(clock.now())
@@ -156,7 +150,7 @@ async def test_an_expired_row_counts_as_absent(
     assert not await two[1].accepts(token)
 
 
-async def test_a_row_lives_as_long_as_the_token_and_is_never_cut_short(
+async def test_revocation_row_lives_as_long_as_token(
     store: MemoryStore, two: list[TokenServiceInstance], clock: ManualClock
 ) -> None:
     claims = two[0].tokens.verify_access(minted(two[0], seconds=1234))
@@ -168,9 +162,7 @@ async def test_a_row_lives_as_long_as_the_token_and_is_never_cut_short(
     assert store.items[schema.revoked_session_key("s1")] == {"expires_at_epoch": until}
 
 
-async def test_what_is_revoked_already_is_not_written_again(
-    two: list[TokenServiceInstance], clock: ManualClock
-) -> None:
+async def test_repeated_revocation_is_not_written_again(two: list[TokenServiceInstance], clock: ManualClock) -> None:
     here, there = two
     claims = here.tokens.verify_access(minted(here, "s1"))
     for _ in range(50):
@@ -180,7 +172,7 @@ async def test_what_is_revoked_already_is_not_written_again(
     assert (here.link.calls, there.link.calls) == (["put"], ["put"])
 
 
-async def test_a_revocation_of_which_nobody_knows_is_written_again(
+async def test_revocation_of_unknown_outcome_is_written_again(
     store: MemoryStore, two: list[TokenServiceInstance], clock: ManualClock
 ) -> None:
     here = two[0]
@@ -196,7 +188,7 @@ async def test_a_revocation_of_which_nobody_knows_is_written_again(
 # While the store is away.
 
 
-async def test_signatures_alone_count_for_the_grace_and_no_longer(store: MemoryStore, clock: ManualClock) -> None:
+async def test_store_outage_accepts_valid_signatures_during_grace_only(store: MemoryStore, clock: ManualClock) -> None:
     async with open_instances(store, clock, 1, grace_seconds=600) as (here,):
         token = minted(here)
         here.link.failure = AWAY
@@ -221,7 +213,7 @@ async def test_signatures_alone_count_for_the_grace_and_no_longer(store: MemoryS
         await here.revocation.check()
 
 
-async def test_with_refuse_nobody_gets_in_once_the_minute_is_over(store: MemoryStore, clock: ManualClock) -> None:
+async def test_store_outage_with_refuse_policy_refuses_after_a_minute(store: MemoryStore, clock: ManualClock) -> None:
     async with open_instances(store, clock, 1, on_store_down="refuse") as (here,):
         token = minted(here)
         assert await here.accepts(token)
@@ -236,9 +228,7 @@ async def test_with_refuse_nobody_gets_in_once_the_minute_is_over(store: MemoryS
         assert here.revocation.accepted_unchecked == 0
 
 
-async def test_what_is_known_to_be_revoked_stays_so_in_the_grace(
-    two: list[TokenServiceInstance], clock: ManualClock
-) -> None:
+async def test_known_revocation_holds_during_grace(two: list[TokenServiceInstance], clock: ManualClock) -> None:
     here, there = two
     token = minted(here)
     await here.revocation.revoke_token(here.tokens.verify_access(token))
@@ -249,7 +239,7 @@ async def test_what_is_known_to_be_revoked_stays_so_in_the_grace(
         assert not await there.accepts(token)
 
 
-async def test_an_idle_token_is_asked_about_again_when_the_store_is_back(
+async def test_token_accepted_in_grace_is_checked_when_store_returns(
     two: list[TokenServiceInstance], clock: ManualClock
 ) -> None:
     """Accepted during the grace, then idle; the store has come back since and the token was revoked."""
@@ -264,7 +254,7 @@ async def test_an_idle_token_is_asked_about_again_when_the_store_is_back(
     assert not await there.accepts(token)
 
 
-async def test_a_store_that_is_away_is_asked_seldom(store: MemoryStore, clock: ManualClock) -> None:
+async def test_store_outage_backs_off_checks(store: MemoryStore, clock: ManualClock) -> None:
     async with open_instances(store, clock, 1, on_store_down="refuse") as (here,):
         here.link.failure = AWAY
         for _ in range(60):
@@ -274,7 +264,7 @@ async def test_a_store_that_is_away_is_asked_seldom(store: MemoryStore, clock: M
         assert len(here.link.calls) == pytest.approx(20 + by_calls + by_itself, abs=4)
 
 
-async def test_a_store_that_hangs_keeps_a_call_waiting_for_a_moment_only(
+async def test_hanging_store_delays_call_briefly(
     store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LOOKUP_TIMEOUT_SECONDS", 0.01)
@@ -290,7 +280,7 @@ async def test_a_store_that_hangs_keeps_a_call_waiting_for_a_moment_only(
 
 
 @pytest.mark.parametrize("maybe_applied", [False, True])
-async def test_a_revocation_that_may_be_written_holds_here_and_is_reported(
+async def test_revocation_with_lost_answer_holds_here_and_is_reported(
     two: list[TokenServiceInstance], maybe_applied: bool
 ) -> None:
     here = two[0]
@@ -303,7 +293,7 @@ async def test_a_revocation_that_may_be_written_holds_here_and_is_reported(
     assert await here.accepts(token) is not maybe_applied
 
 
-async def test_memory_is_bounded_and_nothing_revoked_is_let_in(
+async def test_cache_is_bounded_and_never_accepts_revoked_token(
     two: list[TokenServiceInstance], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = two[0]
@@ -324,7 +314,7 @@ async def test_memory_is_bounded_and_nothing_revoked_is_let_in(
     assert not any([await here.accepts(token) for token in tokens])
 
 
-async def test_identify_is_sync_when_warm_and_asks_about_both_tokens(two: list[TokenServiceInstance]) -> None:
+async def test_identify_is_synchronous_when_cached_and_checks_both_tokens(two: list[TokenServiceInstance]) -> None:
     here = two[0]
     first, second = minted(here), minted(here)
     by_token = TokenAuthenticator(here.tokens, here.revocation)
@@ -351,7 +341,7 @@ async def move_on(store: MemoryStore, generation: int) -> None:
     await store.put(Put(schema.app_config_key(ORG, "web"), {SESSIONS_GENERATION: generation}))
 
 
-async def test_tokens_of_an_earlier_generation_are_over_everywhere_within_a_minute(
+async def test_tokens_of_earlier_generation_are_refused_everywhere_within_a_minute(
     store: MemoryStore, two: list[TokenServiceInstance], clock: ManualClock
 ) -> None:
     here, there = two
@@ -369,7 +359,7 @@ async def test_tokens_of_an_earlier_generation_are_over_everywhere_within_a_minu
         assert await each.accepts(silent)
 
 
-async def test_a_generation_costs_no_read_more(two: list[TokenServiceInstance], clock: ManualClock) -> None:
+async def test_generation_check_needs_no_extra_read(two: list[TokenServiceInstance], clock: ManualClock) -> None:
     here = two[0]
     claims = here.tokens.verify_access(here.tokens.mint_access(ORG, "web", 90_000, "s1", 3).token)
     await here.revocation.check_store(claims)
@@ -382,7 +372,7 @@ async def test_a_generation_costs_no_read_more(two: list[TokenServiceInstance], 
     assert set(here.link.calls) == {"get_many"}
 
 
-async def test_what_was_asked_before_all_were_ended_lets_nobody_in_after_it(
+async def test_check_from_before_generation_change_accepts_nobody_after_it(
     store: MemoryStore, two: list[TokenServiceInstance]
 ) -> None:
     here = two[0]
@@ -411,7 +401,9 @@ async def test_lookup_that_has_not_begun_when_all_were_ended_is_answered(two: li
     assert len(here.revocation._lookups) == 0
 
 
-async def test_whether_to_hand_a_token_out_again(two: list[TokenServiceInstance], clock: ManualClock) -> None:
+async def test_revocation_is_checked_before_token_is_issued_again(
+    two: list[TokenServiceInstance], clock: ManualClock
+) -> None:
     here, there = two
     claims = here.tokens.verify_access(minted(here))
     for _ in range(100):
@@ -426,7 +418,7 @@ async def test_whether_to_hand_a_token_out_again(two: list[TokenServiceInstance]
     assert await there.revocation.is_revoked(claims)
 
 
-async def test_a_grace_is_to_be_seen(store: MemoryStore, clock: ManualClock) -> None:
+async def test_outage_seconds_are_reported_as_metric(store: MemoryStore, clock: ManualClock) -> None:
     telemetry = MetricsRegistry()
     async with open_instances(store, clock) as (here,):
         here.revocation.add_to(telemetry)

@@ -41,7 +41,9 @@ CASES: list[tuple[list[tuple[str, str]], bool, bool]] = [
 
 
 @pytest.mark.parametrize(("headers", "may_read", "may_change"), CASES)
-def test_who_passes(headers: list[tuple[str, str]], may_read: bool, may_change: bool) -> None:
+def test_same_origin_rules_allow_read_and_change(
+    headers: list[tuple[str, str]], may_read: bool, may_change: bool
+) -> None:
     for is_change, passes in ((False, may_read), (True, may_change)):
         with nullcontext() if passes else pytest.raises(ApiError, check=lambda failure: failure.status == 403):
             check_same_origin(CIMultiDict(headers), is_change=is_change)
@@ -62,7 +64,7 @@ def test_who_passes(headers: list[tuple[str, str]], may_read: bool, may_change: 
         ("127.0.0.1:8081", [], None),
     ],
 )
-def test_the_cookie_is_that_of_this_port_and_only_one(host: str, cookies: list[str], expected: str | None) -> None:
+def test_cookie_is_read_for_this_port_and_only_once(host: str, cookies: list[str], expected: str | None) -> None:
     headers = CIMultiDict([("Host", host), *(("Cookie", each) for each in cookies)])
     assert read_cookie(headers) == expected
     assert cookie_name(headers).startswith("price-keeper")

@@ -64,12 +64,12 @@ DOCUMENTED = {
 
 
 @pytest.mark.parametrize(("key", "expected"), DOCUMENTED.items(), ids=lambda value: str(value[0]))
-def test_keys_stand_as_documented(key: Key, expected: tuple[str, str, str]) -> None:
+def test_keys_are_as_documented(key: Key, expected: tuple[str, str, str]) -> None:
     assert tuple(key) == expected
     check_key(key)
 
 
-def test_the_documented_keys_are_all_different() -> None:
+def test_documented_keys_are_distinct() -> None:
     assert len(DOCUMENTED) == 20
 
 
@@ -110,12 +110,12 @@ BAD: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("make", BAD.values(), ids=BAD.keys())
-def test_what_no_key_may_hold_is_refused(make: Callable[[], object]) -> None:
+def test_invalid_key_part_is_refused(make: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match=r".+"):
         make()
 
 
-def test_shards_are_the_same_everywhere_and_spread() -> None:
+def test_shard_choice_is_deterministic_and_spread() -> None:
     assert [schema.choose_shard(ULID, count) for count in schema.SHARD_COUNTS] == [4, 4, 4, 4]
     assert [schema.choose_shard(OTHER_ULID, count) for count in schema.SHARD_COUNTS] == [6, 14, 30, 62]
     ulids = [f"01ARZ3NDEKTSV4RRFFQ69{number:05}" for number in range(8000)]
@@ -138,6 +138,6 @@ def test_shards_are_the_same_everywhere_and_spread() -> None:
         (is_label, ["premium", "my.label-1"], ["", "a#b", "a b", "a" * 65, "..", ".", "-a", "a..b"]),
     ],
 )
-def test_ids(check: Callable[[str], bool], good: list[str], bad: list[str]) -> None:
+def test_ids_are_validated(check: Callable[[str], bool], good: list[str], bad: list[str]) -> None:
     assert all(check(text) for text in good)
     assert not any(check(text) for text in bad)

@@ -47,7 +47,7 @@ def row_of(store: MemoryStore) -> tuple[Any, dict[str, Any]]:
     return key, dict(item)
 
 
-async def test_of_a_hundred_at_once_one_gets_it(store: Store, clock: ManualClock) -> None:
+async def test_concurrent_retrievals_have_one_winner(store: Store, clock: ManualClock) -> None:
     scope = new_scope()
     issued = await register_scope(store, clock, scope)
     every = [retrieve(store, clock, scope, issued.retrieval_token) for _ in range(100)]
@@ -62,7 +62,9 @@ async def test_of_a_hundred_at_once_one_gets_it(store: Store, clock: ManualClock
 @pytest.mark.parametrize(
     ("waited", "is_good"), [(RETRIEVAL_SECONDS - 1, True), (RETRIEVAL_SECONDS, False), (10 * RETRIEVAL_SECONDS, False)]
 )
-async def test_it_is_there_for_ten_minutes(store: Store, clock: ManualClock, waited: float, is_good: bool) -> None:
+async def test_retrieval_expires_after_ten_minutes(
+    store: Store, clock: ManualClock, waited: float, is_good: bool
+) -> None:
     """Expired rows are still there: no engine deletes them at once."""
     scope = new_scope()
     issued = await register_scope(store, clock, scope)
@@ -75,7 +77,7 @@ async def test_it_is_there_for_ten_minutes(store: Store, clock: ManualClock, wai
             await retrieve(store, clock, scope, issued.retrieval_token)
 
 
-async def test_it_is_for_its_own_client(store: Store, clock: ManualClock) -> None:
+async def test_retrieval_is_bound_to_its_client(store: Store, clock: ManualClock) -> None:
     scope, other = new_scope("web"), new_scope("web")
     issued = await register_scope(store, clock, scope)
     await register_scope(store, clock, other)
@@ -85,7 +87,7 @@ async def test_it_is_for_its_own_client(store: Store, clock: ManualClock) -> Non
     assert await retrieve(store, clock, scope, issued.retrieval_token)
 
 
-async def test_a_row_that_is_passed_off_as_anothers_is_not_opened(clock: ManualClock) -> None:
+async def test_row_copied_to_other_client_cannot_be_decrypted(clock: ManualClock) -> None:
     """By an attacker who may write to the store: the encryption binds the secret to its client as well."""
     store, scope, other = MemoryStore(), new_scope(), new_scope()
     issued = await register_scope(store, clock, scope)
@@ -107,7 +109,7 @@ async def test_a_row_that_is_passed_off_as_anothers_is_not_opened(clock: ManualC
         {EXPIRY_ATTRIBUTE: None},
     ],
 )
-async def test_a_spoilt_row_gives_nothing(clock: ManualClock, change: dict[str, Any]) -> None:
+async def test_malformed_row_gives_nothing(clock: ManualClock, change: dict[str, Any]) -> None:
     store, scope = MemoryStore(), new_scope()
     issued = await register_scope(store, clock, scope)
     key, row = row_of(store)
@@ -116,7 +118,7 @@ async def test_a_spoilt_row_gives_nothing(clock: ManualClock, change: dict[str, 
         await retrieve(store, clock, scope, issued.retrieval_token)
 
 
-async def test_every_bit_of_what_is_sealed_counts(clock: ManualClock) -> None:
+async def test_every_bit_of_sealed_secret_is_authenticated(clock: ManualClock) -> None:
     store, scope = MemoryStore(), new_scope()
     issued = await register_scope(store, clock, scope)
     key, row = row_of(store)
@@ -131,14 +133,14 @@ async def test_every_bit_of_what_is_sealed_counts(clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "x", "A" * 42, "A" * 44, "A" * 42 + "+", "A" * 42 + "\n", "é" * 43, "A" * 10**6])
-async def test_what_is_no_token_is_not_looked_for(clock: ManualClock, token: str) -> None:
+async def test_malformed_token_needs_no_read(clock: ManualClock, token: str) -> None:
     asked = InterceptingStore(MemoryStore())
     with pytest.raises(AccessDenied):
         await retrieve(asked, clock, new_scope(), token)  # type: ignore[arg-type]
     assert asked.calls == []
 
 
-async def test_the_store_knows_neither_secret_nor_token(clock: ManualClock) -> None:
+async def test_store_contains_neither_secret_nor_token(clock: ManualClock) -> None:
     store, scope = MemoryStore(), new_scope()
     issued = await register_scope(store, clock, scope)
     kept = repr(store.items)
@@ -152,14 +154,14 @@ async def test_the_store_knows_neither_secret_nor_token(clock: ManualClock) -> N
     assert module._derive(token, module._KEY_LABEL).hex() not in kept
 
 
-async def test_tokens_and_what_they_open_are_new_each_time(clock: ManualClock) -> None:
+async def test_tokens_and_keys_are_fresh_each_time(clock: ManualClock) -> None:
     scope = new_scope()
     sealed = [module.seal_secret(scope, "the same", clock.now()) for _ in range(100)]
     assert len({each.token for each in sealed}) == len({each.row for each in sealed}) == 100
     assert len({bytes(each.put.item["sealed"]) for each in sealed}) == 100  # type: ignore[arg-type]
 
 
-async def test_nothing_secret_is_told(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_repr_shows_no_secret(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     store, scope = InterceptingStore(MemoryStore()), new_scope()
     told = []
     with caplog.at_level(logging.DEBUG):
@@ -177,7 +179,7 @@ async def test_nothing_secret_is_told(clock: ManualClock, caplog: pytest.LogCapt
     assert len(told) == 4 + 4 + 3
 
 
-async def test_an_invented_token_costs_one_read_and_no_write(clock: ManualClock) -> None:
+async def test_invented_token_costs_one_read_and_no_write(clock: ManualClock) -> None:
     memory, scope = MemoryStore(), new_scope()
     await register_scope(memory, clock, scope)
     store = InterceptingStore(memory)
@@ -189,7 +191,7 @@ async def test_an_invented_token_costs_one_read_and_no_write(clock: ManualClock)
 # When answers are lost.
 
 
-async def test_a_lost_answer_loses_the_secret_and_never_doubles_it(clock: ManualClock) -> None:
+async def test_lost_retrieval_answer_loses_secret_and_never_repeats_it(clock: ManualClock) -> None:
     store, scope = InterceptingStore(MemoryStore()), new_scope()
     issued = await register_scope(store, clock, scope)  # type: ignore[arg-type]
     store.after["delete"] = raise_answer_lost
@@ -200,7 +202,7 @@ async def test_a_lost_answer_loses_the_secret_and_never_doubles_it(clock: Manual
 
 
 @pytest.mark.parametrize("verb", ["get", "update", "delete"])
-async def test_a_store_that_is_away_costs_no_secret(clock: ManualClock, verb: str) -> None:
+async def test_store_outage_keeps_secret_retrievable(clock: ManualClock, verb: str) -> None:
     store, scope = InterceptingStore(MemoryStore()), new_scope()
     issued = await register_scope(store, clock, scope)  # type: ignore[arg-type]
     store.before[verb] = raise_unavailable
@@ -209,7 +211,7 @@ async def test_a_store_that_is_away_costs_no_secret(clock: ManualClock, verb: st
     assert await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
 
 
-async def test_an_answer_that_never_came_though_nothing_was_done(clock: ManualClock) -> None:
+async def test_lost_answer_without_effect_can_be_repeated(clock: ManualClock) -> None:
     store, scope = InterceptingStore(MemoryStore()), new_scope()
     issued = await register_scope(store, clock, scope)  # type: ignore[arg-type]
     store.before["delete"] = raise_answer_lost
@@ -220,7 +222,9 @@ async def test_an_answer_that_never_came_though_nothing_was_done(clock: ManualCl
 
 @pytest.mark.parametrize("fault", [DropAnswer(), Reset(), CutAnswer()])
 @pytest.mark.parametrize("engine", ["moto", "ministack"])
-async def test_at_the_socket(engines: Engines, engine: str, fault: Fault, tmp_path: Path, clock: ManualClock) -> None:
+async def test_lost_answers_on_the_wire_lose_secret(
+    engines: Engines, engine: str, fault: Fault, tmp_path: Path, clock: ManualClock
+) -> None:
     scope = new_scope()
     async with engines.open(engine, tmp_path) as direct, fault_proxy(engines.endpoints[engine]) as between:
         issued = await register_scope(direct, clock, scope)
@@ -247,7 +251,7 @@ async def marked(store: Store, scope: Any) -> bool:
     return RETRIEVED_AT in item
 
 
-async def test_a_secret_counts_as_fetched_before_it_is(clock: ManualClock) -> None:
+async def test_secret_is_marked_as_retrieved_before_it_is_returned(clock: ManualClock) -> None:
     memory, scope = MemoryStore(), new_scope()
     store = InterceptingStore(memory)
     issued = await register_scope(memory, clock, scope)
@@ -259,7 +263,7 @@ async def test_a_secret_counts_as_fetched_before_it_is(clock: ManualClock) -> No
     assert await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
 
 
-async def test_strangers_and_latecomers_leave_no_mark(store: Store, clock: ManualClock) -> None:
+async def test_wrong_or_late_retrieval_leaves_no_mark(store: Store, clock: ManualClock) -> None:
     scope = new_scope()
     issued = await register_scope(store, clock, scope)
     with pytest.raises(AccessDenied):

@@ -80,7 +80,7 @@ class Stage:
 
 
 @pytest.mark.parametrize("grace", [1, 24, MAX_GRACE_HOURS])
-async def test_old_and_new_are_good_until_the_grace_ends(grace: int) -> None:
+async def test_old_and_new_secret_are_valid_during_grace(grace: int) -> None:
     stage = Stage()
     old = await stage.begin()
     assert await stage.is_good(old)
@@ -92,7 +92,7 @@ async def test_old_and_new_are_good_until_the_grace_ends(grace: int) -> None:
     assert await stage.good(old, new) == [False, True]
 
 
-async def test_without_a_grace_the_old_one_ends_at_once_here_and_within_a_minute_elsewhere() -> None:
+async def test_rotation_without_grace_ends_old_secret_here_at_once_and_elsewhere_within_a_minute() -> None:
     stage = Stage()
     old = await stage.begin()
     assert await stage.good(old, clients=stage.here) == await stage.good(old, clients=stage.there) == [True]
@@ -103,7 +103,7 @@ async def test_without_a_grace_the_old_one_ends_at_once_here_and_within_a_minute
     assert PREVIOUS_SECRET_HASH not in stage.store.items[client_item_key(stage.scope)]
 
 
-async def test_of_secrets_before_the_newest_only_one_is_kept() -> None:
+async def test_only_newest_and_previous_secret_are_kept() -> None:
     stage = Stage()
     first = await stage.begin()
     second, third = await stage.rotate(100), await stage.rotate(1)
@@ -112,7 +112,7 @@ async def test_of_secrets_before_the_newest_only_one_is_kept() -> None:
     assert await stage.good(second, third, fourth) == [False, False, True]
 
 
-async def test_a_secret_that_nobody_fetched_does_not_push_out_the_one_in_use() -> None:
+async def test_secret_never_retrieved_does_not_replace_one_in_use() -> None:
     stage = Stage()
     in_use = await stage.begin()
     lost = await rotate(stage.store, stage.clock, stage.scope, 24)
@@ -126,7 +126,7 @@ async def test_a_secret_that_nobody_fetched_does_not_push_out_the_one_in_use() -
     assert await stage.good(in_use, new) == [False, True]
 
 
-async def test_what_has_ended_is_not_brought_back() -> None:
+async def test_ended_secret_is_not_restored_by_rotation() -> None:
     stage = Stage()
     ended = await stage.begin()
     await rotate(stage.store, stage.clock, stage.scope, 1)
@@ -136,7 +136,7 @@ async def test_what_has_ended_is_not_brought_back() -> None:
 
 
 @pytest.mark.parametrize("grace", [-1, MAX_GRACE_HOURS + 1, True, 1.5, "24", None])
-async def test_a_grace_is_whole_hours_up_to_a_week(grace: Any) -> None:
+async def test_grace_is_whole_hours_up_to_a_week(grace: Any) -> None:
     stage = Stage()
     old = await stage.begin()
     with pytest.raises(InvalidRequest, match="from 0 to 168"):
@@ -144,7 +144,7 @@ async def test_a_grace_is_whole_hours_up_to_a_week(grace: Any) -> None:
     assert await stage.is_good(old)
 
 
-async def test_a_read_from_before_the_rotation_does_not_outlive_it() -> None:
+async def test_read_from_before_rotation_does_not_outlive_it() -> None:
     """It has the old hash in hand when the rotation is done."""
     stage = Stage()
     old = await stage.begin()
@@ -159,7 +159,7 @@ async def test_a_read_from_before_the_rotation_does_not_outlive_it() -> None:
     assert clients._queues == {}
 
 
-async def test_the_instance_that_rotates_reads_what_it_wrote() -> None:
+async def test_rotating_instance_reads_its_own_write() -> None:
     """Reads that are not consistent may tell, for a while, what stood there before."""
 
     class Late(MemoryStore):
@@ -173,7 +173,7 @@ async def test_the_instance_that_rotates_reads_what_it_wrote() -> None:
     assert await stage.good(old, new) == [False, True]
 
 
-async def test_a_comparison_from_before_the_rotation_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_comparison_from_before_rotation_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage()
     old = await stage.begin()
     loop = asyncio.get_running_loop()
@@ -191,7 +191,7 @@ async def test_a_comparison_from_before_the_rotation_is_not_remembered(monkeypat
     assert stage.here._verified_digests == {}
 
 
-async def test_nobody_is_told_the_generation_of_a_secret_that_was_rotated_away_meanwhile(
+async def test_generation_of_rotated_secret_is_not_returned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stage = Stage()
@@ -210,7 +210,7 @@ async def test_nobody_is_told_the_generation_of_a_secret_that_was_rotated_away_m
         await stage.here.verify_with_generation(build_client_id(stage.scope.org, stage.scope.app), old)
 
 
-async def test_a_rotation_makes_nobody_a_stranger() -> None:
+async def test_rotation_keeps_client_known_to_throttle() -> None:
     """Strangers wait for their turn, and here is none: another of that address has taken them all."""
     stage = Stage()
     one = LookupRate(1, 0.001)
@@ -223,7 +223,7 @@ async def test_a_rotation_makes_nobody_a_stranger() -> None:
     assert await stage.good(old, new) == [True, True]
 
 
-async def test_who_asked_before_being_registered_gets_through_afterwards() -> None:
+async def test_login_before_registration_does_not_block_login_after_it() -> None:
     stage = Stage()
     assert not await stage.is_good(make_secret())
     issued = await register_scope(stage.store, stage.clock, stage.scope)
@@ -231,7 +231,7 @@ async def test_who_asked_before_being_registered_gets_through_afterwards() -> No
     assert await stage.is_good(await retrieve(stage.store, stage.clock, stage.scope, issued.retrieval_token))
 
 
-async def test_a_clock_that_was_set_back_keeps_nothing_alive() -> None:
+async def test_clock_set_back_does_not_prolong_old_secret() -> None:
     stage = Stage()
     old = await stage.begin()
     await stage.good(old, clients=stage.there)
@@ -249,7 +249,7 @@ async def flood(stage: Stage, count: int) -> set[str]:
     return {type(each).__name__ for each in await asyncio.gather(*sent, return_exceptions=True)}
 
 
-async def test_two_hashes_make_wrong_secrets_no_dearer(comparisons: list[bytes]) -> None:
+async def test_two_hashes_do_not_make_wrong_secrets_slower(comparisons: list[bytes]) -> None:
     stage = Stage()
     old, new = await stage.begin(), await stage.rotate(24)
     assert await flood(stage, 500) == {"AccessDenied"}
@@ -259,7 +259,7 @@ async def test_two_hashes_make_wrong_secrets_no_dearer(comparisons: list[bytes])
 
 
 @pytest.mark.parametrize("which", [SECRET_HASH, PREVIOUS_SECRET_HASH])
-async def test_patience_with_a_hash_without_a_check_keeps_the_other_secret_going(which: str) -> None:
+async def test_throttled_hash_without_tag_does_not_block_other_secret(which: str) -> None:
     stage = Stage()
     stage.here = ClientVerifier(stage.store, stage.clock.now, monotonic=stage.clock.monotonic)
     old, new = await stage.begin(), await stage.rotate(24)
@@ -308,7 +308,7 @@ async def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyP
         {PREVIOUS_SECRET_HASH: ["x"], GRACE_ENDS_AT: 10**11},
     ],
 )
-async def test_what_is_no_hash_lets_nobody_in_and_breaks_nothing(attributes: dict[str, Any]) -> None:
+async def test_malformed_hash_accepts_nobody(attributes: dict[str, Any]) -> None:
     stage = Stage()
     secret = await stage.begin()
     await stage.write(**attributes)
@@ -316,7 +316,7 @@ async def test_what_is_no_hash_lets_nobody_in_and_breaks_nothing(attributes: dic
 
 
 @pytest.mark.parametrize("ends", [None, "99999999999", True, 0])
-async def test_a_previous_hash_without_an_end_is_not_good(ends: Any) -> None:
+async def test_previous_hash_without_end_is_invalid(ends: Any) -> None:
     stage = Stage()
     await stage.begin()
     forever = make_secret()
@@ -361,7 +361,7 @@ class Model:
 
 @settings(max_examples=tries(60))
 @given(st.lists(STEPS, max_size=12))
-def test_any_rotations_are_as_the_model_has_it(steps: list[tuple[str, Any]]) -> None:
+def test_random_rotations_match_model(steps: list[tuple[str, Any]]) -> None:
     asyncio.run(played(steps))
 
 
@@ -392,7 +392,7 @@ async def looked(stage: Stage, model: Model) -> None:
     assert not await stage.is_good(make_secret())
 
 
-async def test_an_org_has_a_secret_as_an_app_has() -> None:
+async def test_org_secret_rotates_like_app_secret() -> None:
     stage = Stage()
     stage.scope = Scope(stage.scope.org)
     old, new = await stage.begin(), await stage.rotate(1)

@@ -49,7 +49,7 @@ def _private(alg: str) -> Any:
 
 
 @pytest.mark.parametrize("alg", ["HS256", "EdDSA", "RS256"])
-def test_a_mark_is_known_wherever_the_key_is_and_nowhere_else(alg: str) -> None:
+def test_tag_is_recognised_only_with_its_key(alg: str) -> None:
     key = SigningKey("k", alg, None, _private(alg))
     secret = SecretTagger([key]).make_secret("use")
     assert len(secret) == 32
@@ -61,7 +61,7 @@ def test_a_mark_is_known_wherever_the_key_is_and_nowhere_else(alg: str) -> None:
     assert len(SecretTagger([public_half]).make_secret("use")) == 32
 
 
-def test_a_mark_outlives_the_turn_of_its_key_while_that_is_configured() -> None:
+def test_tag_stays_valid_while_its_key_is_configured() -> None:
     secret = SecretTagger([OLD]).make_secret("use")
     assert SecretTagger([NEW, OLD]).is_tagged("use", secret)
     assert not SecretTagger([OLD]).is_tagged("use", SecretTagger([NEW, OLD]).make_secret("use"))
@@ -69,7 +69,7 @@ def test_a_mark_outlives_the_turn_of_its_key_while_that_is_configured() -> None:
 
 
 @given(st.binary(max_size=40), st.integers(0, 255))
-def test_an_invention_has_no_mark(invented: bytes, bit: int) -> None:
+def test_invented_secret_has_no_tag(invented: bytes, bit: int) -> None:
     marks = SecretTagger([NEW])
     assert not marks.is_tagged("use", invented)
     secret = bytearray(marks.make_secret("use"))
@@ -78,7 +78,7 @@ def test_an_invention_has_no_mark(invented: bytes, bit: int) -> None:
     assert not NO_TAGS.is_tagged("use", marks.make_secret("use"))
 
 
-def test_marked_secrets_and_tokens_look_as_older_versions_read_them() -> None:
+def test_tagged_secret_has_format_of_older_versions() -> None:
     marks, scope = SecretTagger([NEW]), new_scope()
     client_id = build_client_id(scope.org, scope.app)
     for _ in range(100):
@@ -91,7 +91,7 @@ def test_marked_secrets_and_tokens_look_as_older_versions_read_them() -> None:
 
 
 @pytest.mark.parametrize("marks", [NO_TAGS, SecretTagger([NEW])])
-async def test_what_an_older_version_made_is_good_here_and_the_other_way_round(marks: SecretTagger) -> None:
+async def test_secrets_of_older_version_are_valid_and_vice_versa(marks: SecretTagger) -> None:
     """Also while some processes are of the older version, which makes and knows no marks."""
     store, clock, scope = MemoryStore(), ManualClock(), new_scope()
     issued = await register(store, clock, await create_scope(store, scope), tagger=marks)  # type: ignore[arg-type]
@@ -102,7 +102,7 @@ async def test_what_an_older_version_made_is_good_here_and_the_other_way_round(m
         assert await clients.verify(issued.client_id, secret) == scope
 
 
-async def test_a_marked_secret_that_is_good_no_more_causes_few_reads() -> None:
+async def test_tagged_invalid_secret_causes_few_reads() -> None:
     """Its former owner waits for no turn, and is answered from memory."""
     store, clock, marks, scope = MemoryStore(), ManualClock(), SecretTagger([NEW]), new_scope()
     none = LookupRate(1, 0.001)

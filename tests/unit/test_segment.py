@@ -19,7 +19,7 @@ NAME = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 
 
 @pytest.mark.parametrize("room", [0, 100, 5000, 64 * 1024])
-def test_lines_stand_one_behind_the_other_however_much_room_is_taken_at_a_time(
+def test_lines_are_contiguous_whatever_the_preallocation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
     monkeypatch.setattr(module, "MAX_ROOM_BYTES", room)
@@ -34,7 +34,7 @@ def test_lines_stand_one_behind_the_other_however_much_room_is_taken_at_a_time(
     assert segment.path.read_bytes() == b"".join(map(encode_line, [*contents, *contents, b"[]"]))
 
 
-def test_a_segment_that_is_opened_again_goes_on_where_it_ended(tmp_path: Path) -> None:
+def test_reopened_segment_continues_at_its_end(tmp_path: Path) -> None:
     for content in (b"[1]", b"[2]", b"[3]"):
         segment = Segment(tmp_path, NAME)
         segment.append(content)
@@ -43,9 +43,7 @@ def test_a_segment_that_is_opened_again_goes_on_where_it_ended(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("written", [0, 1, 9])
-def test_a_disk_without_room_for_more_leaves_what_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
-) -> None:
+def test_full_disk_leaves_written_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int) -> None:
     segment, write, calls = Segment(tmp_path, NAME), os.pwrite, []
 
     def full(file: int, data: bytes, at: int) -> int:
@@ -68,9 +66,7 @@ def test_a_disk_without_room_for_more_leaves_what_is_there(
 
 
 @pytest.mark.parametrize("free", [4096, 8191, 100_000])
-def test_a_disk_with_little_room_gives_what_is_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int
-) -> None:
+def test_nearly_full_disk_gives_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     segment, write = Segment(tmp_path, NAME), os.pwrite
 
     def little(file: int, data: bytes, at: int) -> int:
@@ -89,9 +85,7 @@ def test_a_disk_with_little_room_gives_what_is_needed(
     assert len(decode_lines(segment.path.read_bytes()).values) == count > free // 200
 
 
-def test_one_that_only_gets_its_seal_takes_no_more_room_than_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seal_of_reopened_segment_allocates_only_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     segment, write, taken = Segment(tmp_path, NAME, is_mapped=False), os.pwrite, []
     monkeypatch.setattr(os, "pwrite", lambda file, data, at: taken.append(len(data)) or write(file, data, at))
     segment.append_all((b"[1]", b"[2]"))
@@ -101,9 +95,7 @@ def test_one_that_only_gets_its_seal_takes_no_more_room_than_that(
 
 
 @pytest.mark.parametrize("windows", [0, 1])
-def test_where_no_file_can_be_mapped_each_line_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, windows: int
-) -> None:
+def test_unmappable_file_is_written_line_by_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, windows: int) -> None:
     """As on some file systems in user space and over a network."""
     segment, calls = Segment(tmp_path, NAME), []
 
@@ -124,7 +116,7 @@ def test_where_no_file_can_be_mapped_each_line_is_written(
 
 
 @pytest.mark.parametrize("call", ["ftruncate", "close"])
-def test_a_close_that_fails_is_told_and_leaves_no_file_open(
+def test_failing_close_is_logged_and_leaks_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
 ) -> None:
     before, real = len(os.listdir("/proc/self/fd")), os.close
@@ -159,7 +151,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_was_appended_is_there_when_the_process_is_killed_at_once(tmp_path: Path) -> None:
+def test_appended_line_survives_kill(tmp_path: Path) -> None:
     died = subprocess.run([sys.executable, "-c", DYING, str(tmp_path), NAME], check=False, timeout=60)
     assert died.returncode == -signal.SIGKILL
     data = (tmp_path / f"{NAME}{module.SEGMENT_SUFFIX}").read_bytes()
@@ -173,7 +165,7 @@ def test_what_was_appended_is_there_when_the_process_is_killed_at_once(tmp_path:
     assert decode_lines(again.path.read_bytes()).values[-1] == ["S"]
 
 
-def test_a_hole_that_a_power_cut_left_costs_the_lines_in_it_and_no_other(tmp_path: Path) -> None:
+def test_hole_after_power_cut_loses_only_its_lines(tmp_path: Path) -> None:
     whole = encode_line(b"[1]") + encode_line(b"[2]") + encode_line(b"[3]")
     torn = whole[:15] + bytes(40) + encode_line(b"[4]") + bytes(7) + encode_line(b"[5]") + b"0000 to" + bytes(9)
     found = decode_lines(torn)
@@ -182,7 +174,7 @@ def test_a_hole_that_a_power_cut_left_costs_the_lines_in_it_and_no_other(tmp_pat
     assert found.end == len(torn) - 16
 
 
-def test_without_memory_for_room_it_is_as_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_memory_for_mapping_is_like_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The journal still has to write the line then, and does so later."""
     segment, write = Segment(tmp_path, NAME), os.pwrite
 
@@ -199,7 +191,7 @@ def test_without_memory_for_room_it_is_as_on_a_full_disk(tmp_path: Path, monkeyp
     assert decode_lines(segment.path.read_bytes()).values == [[2]]
 
 
-def test_that_files_cannot_be_mapped_is_told_once_and_not_of_every_segment(
+def test_unmappable_files_are_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def no_descriptor(*_: Any, **__: Any) -> mmap:

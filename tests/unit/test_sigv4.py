@@ -135,7 +135,7 @@ def signed(
         ),
     ],
 )
-def test_the_published_test_suite(method, path, query, headers, body, signature):
+def test_signature_matches_published_test_suite(method, path, query, headers, body, signature):
     lines = signed(
         Signer("us-east-1", "service"),
         method=method,
@@ -149,7 +149,7 @@ def test_the_published_test_suite(method, path, query, headers, body, signature)
     assert signature_of(lines) == signature
 
 
-def test_the_published_example_with_a_session_token():
+def test_signature_matches_published_example_with_session_token():
     credentials = dataclasses.replace(SUITE, token=SUITE_TOKEN)
     lines = signed(
         Signer("us-east-1", "service"), credentials, path="/", host="example.amazonaws.com", headers=[], at=SUITE_AT
@@ -164,7 +164,7 @@ def test_the_published_example_with_a_session_token():
     ]
 
 
-def test_the_published_example_of_a_query_with_a_content_type():
+def test_signature_matches_published_example_with_query():
     lines = signed(
         Signer("us-east-1", "iam"),
         method="GET",
@@ -180,7 +180,7 @@ def test_the_published_example_of_a_query_with_a_content_type():
 # ---------------------------------------------------------------- what is kept between calls
 
 
-def test_nothing_kept_is_used_where_it_does_not_belong():
+def test_cached_signing_key_is_not_used_elsewhere():
     """One signer, going to and fro between credentials, days and seconds, against a new one for each signature."""
     others = [
         SUITE,
@@ -202,7 +202,7 @@ def test_nothing_kept_is_used_where_it_does_not_belong():
     assert len(seen) == len({(credentials, int(at)) for credentials in others for at in moments})
 
 
-def test_more_kinds_than_are_kept():
+def test_signing_cache_is_bounded_and_correct():
     """Each path is one, and so is each content type: what is kept is bounded, and stays right."""
     signer = Signer("us-east-1")
     for number in (*range(600), *range(600)):
@@ -211,7 +211,7 @@ def test_more_kinds_than_are_kept():
     assert len(signer._templates) <= 300
 
 
-def test_the_day_changes_with_the_second_that_does():
+def test_date_changes_with_the_second():
     signer = Signer("us-east-1")
     last, first = signed(signer, at=MIDNIGHT - 0.001), signed(signer, at=MIDNIGHT)
     assert b"/20261118/" in last
@@ -220,7 +220,7 @@ def test_the_day_changes_with_the_second_that_does():
     assert b"x-amz-date: 20261119T000000Z\r\n" in first
 
 
-def test_regions_and_services_have_signatures_of_their_own():
+def test_region_and_service_change_signature():
     signers = [Signer("us-east-1"), Signer("eu-west-1"), Signer("us-east-1", "dynamodb")]
     for _ in range(2):
         assert len({signature_of(signed(signer)) for signer in signers}) == 3
@@ -240,7 +240,7 @@ def test_regions_and_services_have_signatures_of_their_own():
         {"at": MIDNIGHT + 1},
     ],
 )
-def test_everything_given_is_signed(changed):
+def test_every_input_changes_signature(changed):
     assert signature_of(signed(**changed)) != signature_of(signed())
 
 
@@ -253,7 +253,7 @@ def test_everything_given_is_signed(changed):
         "arn%253Aaws%253Abedrock%253Aus-east-1%253A123456789012%253Ainference-profile%252Fus.x",
     ],
 )
-def test_one_model_has_one_signature_however_its_id_came(spelling):
+def test_spellings_of_model_id_have_one_signature(spelling):
     straight = "/model/arn%3Aaws%3Abedrock%3Aus-east-1%3A123456789012%3Ainference-profile%2Fus.x/converse"
     assert signed(path=parse_path(f"/model/{spelling}/converse").path) == signed(path=straight)
 
@@ -282,13 +282,13 @@ def test_one_model_has_one_signature_however_its_id_came(spelling):
         ("maxResults=10&statusEquals=Completed", "maxResults=10&statusEquals=Completed"),
     ],
 )
-def test_a_query_has_one_canonical_spelling(query, canonical):
+def test_query_is_canonicalised(query, canonical):
     assert canonicalize_query(query) == canonical
     assert canonicalize_query(canonical) == canonical
 
 
 @pytest.mark.parametrize("query", ["a=%", "a=%2", "a=%zz", "a=%%41", "a b", "a=\r\n", "a=\x00", "a=é", "a=\t"])
-def test_a_query_that_cannot_be_sent_is_refused(query):
+def test_unsendable_query_is_refused(query):
     with pytest.raises(ValueError, match="a query is printable ASCII"):
         canonicalize_query(query)
 
@@ -300,7 +300,7 @@ CONTROLS = ["\r\n", "\n", "\r", "\x00", "\t", "\x1f", "\x7f", "\x85", "é", "\u2
 
 @pytest.mark.parametrize("control", CONTROLS)
 @pytest.mark.parametrize("where", ["method", "path", "query", "host", "body_sha256"])
-def test_no_control_character_gets_into_a_request(where, control):
+def test_control_character_in_request_is_refused(where, control):
     for text in (f"/x{control}", f"{control}/x", f"/x{control}x-evil: 1"):
         with pytest.raises(ValueError, match="printable ASCII"):
             signed(**{where: text})
@@ -308,7 +308,7 @@ def test_no_control_character_gets_into_a_request(where, control):
 
 @pytest.mark.parametrize("control", CONTROLS)
 @pytest.mark.parametrize("more", [[], [("x-more", "1")]])
-def test_no_control_character_gets_into_a_header(more, control):
+def test_control_character_in_header_is_refused(more, control):
     with pytest.raises(ValueError, match="printable ASCII"):
         signed(headers=[("content-type", f"application/json{control}"), *more])
 
@@ -317,7 +317,7 @@ def test_no_control_character_gets_into_a_header(more, control):
     "name",
     ["", "X-Big", "a b", "a:", "a\n", "é", "host", "authorization", "x-amz-date", "x-amz-security-token"],
 )
-def test_a_header_that_is_not_for_the_caller_to_sign(name):
+def test_header_reserved_for_signer_is_refused(name):
     with pytest.raises(ValueError, match="name in lower case"):
         signed(headers=[*JSON, (name, "1")])
 
@@ -325,31 +325,31 @@ def test_a_header_that_is_not_for_the_caller_to_sign(name):
 @pytest.mark.parametrize(
     "path", ["", "x", "*", "http://x/y", "//", "//x", "/x//y", "/x//", "/.", "/..", "/./x", "/x/..", "/x/../y", "/a b"]
 )
-def test_a_path_the_service_would_read_otherwise_is_refused(path):
+def test_path_with_dot_segments_is_refused(path):
     with pytest.raises(ValueError, match="a path"):
         signed(path=path)
 
 
 @pytest.mark.parametrize("path", ["/", "/x/", "/...", "/.x", "/x.", "/..x/y", "/x/.y"])
-def test_dots_that_fold_nothing_are_fine(path):
+def test_harmless_dots_in_path_are_accepted(path):
     assert signed(path=path)
 
 
 @pytest.mark.parametrize("region", ["", "us east", "US-EAST-1", "us/east", "us-east-1\n"])
-def test_a_region_that_is_none(region):
+def test_invalid_region_is_refused(region):
     with pytest.raises(ValueError, match="region"):
         Signer(region)
 
 
 @pytest.mark.parametrize("bad", ["", "a b", "a\r\nx-evil: 1", "a\x00", "é"])
-def test_credentials_that_cannot_be_sent_are_refused_without_being_shown(bad):
+def test_unsendable_credentials_are_refused_and_redacted(bad):
     for values in ((bad, "Sekret"), ("AKID", f"Sekret{bad}" if bad else ""), ("AKID", "x", f"Sekret{bad or ' '}")):
         with pytest.raises(ValueError, match="printable ASCII") as refused:
             AwsCredentials(*values)
         assert "Sekret" not in str(refused.value)
 
 
-def test_credentials_do_not_show_their_secrets():
+def test_credentials_repr_shows_no_secret():
     shown = repr(AwsCredentials("AKID", "the-secret", "the-token")) + str(
         AwsCredentials("AKID", "the-secret", "the-token")
     )

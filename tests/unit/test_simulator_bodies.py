@@ -157,19 +157,19 @@ CHUNKS: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_an_answer_has_these_members_and_no_others(name):
+def test_response_has_exactly_these_members(name):
     assert whole(FORMS[name], output_tokens="20") == WHOLE[name]
 
 
 @pytest.mark.parametrize("name", CHUNKS)
-def test_a_stream_has_these_chunks_and_no_others(name):
+def test_stream_has_exactly_these_chunks(name):
     *earlier, last = chunks(FORMS[name], output_tokens="20")
     metrics = last.pop("amazon-bedrock-invocationMetrics")
     assert [*earlier, last] == CHUNKS[name]
     assert metrics == (CACHING_METRICS if name == "nova" else METRICS)
 
 
-def test_claude_calls_a_tool_with_these_members():
+def test_claude_tool_call_has_exactly_these_members():
     body = CLAUDE | {"max_tokens": 99, "tools": [TOOL], "tool_choice": {"type": "tool", "name": "weather"}}
     form = Form(FORMS["anthropic"].model, body, (), (), "", (), None)
     block = {"type": "tool_use", "id": Some(str, "toolu_bdrk_"), "name": "weather", "input": {"city": TEXT}}
@@ -184,7 +184,7 @@ def test_claude_calls_a_tool_with_these_members():
         }
 
 
-def test_completions_call_a_function_with_these_members():
+def test_chat_function_call_has_exactly_these_members():
     function = {"name": "weather", "parameters": TOOL["input_schema"]}
     choice = {"type": "function", "function": {"name": "weather"}}
     body = CHAT | {"tools": [{"type": "function", "function": function}], "tool_choice": choice}

@@ -19,7 +19,7 @@ from tests.unit.test_simulator_families import CLAUDE, FORMS, Form, ask, chunks,
 TOOL = {"name": "weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
 
 
-def test_claude_calls_a_tool_whole_and_in_pieces():
+def test_claude_calls_tool_whole_and_in_pieces():
     body = CLAUDE | {"max_tokens": 99, "tools": [TOOL], "tool_choice": {"type": "any"}}
     form = Form(FORMS["anthropic"].model, body, (), (), "", (), None)
     answer = whole(form)
@@ -31,7 +31,7 @@ def test_claude_calls_a_tool_whole_and_in_pieces():
     assert json.loads(partial) == block["input"]
 
 
-def test_claudes_stream_has_every_event_of_its_api():
+def test_claude_stream_has_every_event_of_its_api():
     start, opened, *deltas, closed, changed, stopped = chunks(FORMS["anthropic"], output_tokens="20")
     answer = whole(FORMS["anthropic"], output_tokens="20")
     assert start["message"] | {"usage": 0} == answer | {"content": [], "stop_reason": None, "usage": 0}
@@ -49,13 +49,13 @@ def test_claudes_stream_has_every_event_of_its_api():
     assert stopped["type"] == "message_stop"
 
 
-def test_tools_weigh_more_than_their_text():
+def test_tools_count_more_than_their_text():
     without = ask(FORMS["anthropic"], "invoke").usage.input_tokens
     with_tools = ask(FORMS["anthropic"], "invoke", CLAUDE | {"tools": [TOOL]}).usage.input_tokens
     assert with_tools - without > len(json.dumps(TOOL)) / 4
 
 
-def test_claude_reports_the_two_lifetimes_of_what_it_cached():
+def test_claude_reports_both_cache_lifetimes():
     def text(length: int, ttl: str) -> dict[str, Any]:
         return {"type": "text", "text": "x" * length, "cache_control": {"type": "ephemeral", "ttl": ttl}}
 
@@ -66,18 +66,18 @@ def test_claude_reports_the_two_lifetimes_of_what_it_cached():
 
 
 @pytest.mark.parametrize("extra", ["model", "stream"])
-def test_claude_does_not_take_what_the_path_already_says(extra):
+def test_claude_refuses_members_already_in_path(extra):
     with pytest.raises(AwsError, match=f"{extra}: Extra inputs are not permitted"):
         ask(FORMS["anthropic"], "invoke", CLAUDE | {extra: True})
 
 
 @pytest.mark.parametrize("missing", ["anthropic_version", "max_tokens", "messages"])
-def test_claude_says_which_field_it_needs(missing):
+def test_claude_names_missing_field(missing):
     with pytest.raises(AwsError, match=f"{missing}: Field required"):
         ask(FORMS["anthropic"], "invoke", {name: value for name, value in CLAUDE.items() if name != missing})
 
 
-def test_a_mark_that_moves_on_finds_what_was_cached_under_it():
+def test_moved_cache_point_finds_cached_prefix():
     """Callers mark the last block of each turn: the mark is no part of what is kept."""
     service = Service(ManualClock(), "us-east-1", 1024)
     route = find_route("POST", f"/model/{FORMS['anthropic'].model}/invoke")
@@ -97,7 +97,7 @@ def test_a_mark_that_moves_on_finds_what_was_cached_under_it():
     assert second["cache_creation_input_tokens"] == 100
 
 
-def test_a_conversation_with_claude_has_its_two_roles():
+def test_claude_conversation_needs_both_roles():
     def roles(*names: str) -> dict[str, Any]:
         return CLAUDE | {"messages": [{"role": name, "content": "x"} for name in names]}
 

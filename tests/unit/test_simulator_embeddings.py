@@ -34,7 +34,7 @@ EMBEDDINGS = {
 
 
 @pytest.mark.parametrize(("model", "body", "path", "dimensions"), EMBEDDINGS.values(), ids=EMBEDDINGS.keys())
-def test_embeddings_are_vectors_and_only_input_is_paid_for(model, body, path, dimensions):
+def test_embeddings_are_vectors_charged_by_input(model, body, path, dimensions):
     form = Form(model, body, path, (), "", (), None)
     answer = ask(form, "invoke")
     vector = at(json.loads(answer.body), path)
@@ -49,7 +49,7 @@ def test_embeddings_are_vectors_and_only_input_is_paid_for(model, body, path, di
         ask(form, "invoke-with-response-stream")
 
 
-def test_titan_knows_three_lengths_of_vectors():
+def test_titan_supports_three_dimensions():
     for dimensions in (256, 512, 1024):
         form = Form("amazon.titan-embed-text-v2:0", {"inputText": "x", "dimensions": dimensions}, (), (), "", (), None)
         assert len(whole(form)["embedding"]) == dimensions

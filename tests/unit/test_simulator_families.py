@@ -165,7 +165,7 @@ def chunks(form: Form, **wishes: str) -> list[dict[str, Any]]:
 
 
 @every_form
-def test_an_answer_says_as_much_as_it_may_and_why_it_ends(form):
+def test_response_has_requested_length_and_stop_reason(form):
     answer = whole(form, output_tokens="20")
     assert len(at(answer, form.text).split()) == 9
     assert at(answer, form.stop) == form.stopped
@@ -175,7 +175,7 @@ def test_an_answer_says_as_much_as_it_may_and_why_it_ends(form):
 
 
 @every_form
-def test_a_stream_brings_the_same_text_and_the_same_end(form):
+def test_stream_has_same_text_and_stop_reason(form):
     brought = chunks(form, output_tokens="20")
     texts = [text for chunk in brought if isinstance(text := at(chunk, form.delta), str)]
     assert "".join(texts) == at(whole(form, output_tokens="20"), form.text)
@@ -201,7 +201,7 @@ STOPS: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("name", STOPS)
-def test_a_stop_sequence_ends_the_answer(name):
+def test_stop_sequence_ends_response(name):
     form, (path, reason) = FORMS[name], STOPS[name]
     # Whichever words the changed request brings about, they do not do without both of these letters.
     sequences = {path[-1]: ["e", "a"]}
@@ -212,7 +212,7 @@ def test_a_stop_sequence_ends_the_answer(name):
 
 
 @every_form
-def test_the_last_chunk_and_only_that_has_the_metrics(form):
+def test_only_last_chunk_has_metrics(form):
     *earlier, last = chunks(form, output_tokens="20")
     assert not any("amazon-bedrock-invocationMetrics" in chunk for chunk in earlier)
     usage = ask(form, "invoke", output_tokens="20").usage
@@ -228,14 +228,14 @@ def test_the_last_chunk_and_only_that_has_the_metrics(form):
 
 
 @every_form
-def test_headers_tell_the_counts_whatever_the_body_tells(form):
+def test_headers_state_counts_whatever_body_states(form):
     answer = ask(form, "invoke", output_tokens="20")
     assert answer.headers["X-Amzn-Bedrock-Input-Token-Count"] == str(answer.usage.input_tokens)
     assert answer.headers["X-Amzn-Bedrock-Output-Token-Count"] == "9"
 
 
 @every_form
-def test_an_answer_without_usage_tells_it_nowhere(form):
+def test_response_without_usage_states_it_nowhere(form):
     answer = ask(form, "invoke", usage="none")
     assert not COUNTS.search(answer.body.decode() + str(answer.headers))
     assert not COUNTS.search(json.dumps(chunks(form, usage="none")))
@@ -244,7 +244,7 @@ def test_an_answer_without_usage_tells_it_nowhere(form):
 
 
 @every_form
-def test_a_body_without_what_it_needs_is_refused(form):
+def test_incomplete_body_is_refused(form):
     for name in form.body:
         if name in ("messages", "prompt", "message", "inputText"):
             with pytest.raises(AwsError) as refused:
@@ -254,13 +254,13 @@ def test_a_body_without_what_it_needs_is_refused(form):
 
 @every_form
 @pytest.mark.parametrize("value", [7, "text", [1], {"a": 1}, [[]], [{"role": 5, "content": 7}]])
-def test_a_member_of_a_wrong_type_is_refused_or_taken_never_a_crash(form, value):
+def test_member_of_wrong_type_never_crashes(form, value):
     for name in form.body:
         with suppress(AwsError):
             ask(form, "invoke", form.body | {name: value})
 
 
-def test_completions_call_a_function():
+def test_chat_completion_calls_function():
     function = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
     body = CHAT | {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
     answer = whole(Form("openai.gpt-oss-20b-1:0", body, (), (), "", (), None))
@@ -270,7 +270,7 @@ def test_completions_call_a_function():
     assert answer["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_cohere_tells_the_whole_conversation_again():
+def test_cohere_repeats_whole_conversation():
     earlier = [{"role": "USER", "message": "before"}]
     answer = whole(Form(FORMS["cohere"].model, FORMS["cohere"].body | {"chat_history": earlier}, (), (), "", (), None))
     asked, answered = answer["chat_history"][1:]
@@ -279,20 +279,20 @@ def test_cohere_tells_the_whole_conversation_again():
     assert answered == {"role": "CHATBOT", "message": answer["text"]}
 
 
-def test_completions_tell_cached_tokens_within_the_prompts():
+def test_chat_completion_counts_cached_tokens_within_prompt():
     wishes = {"input_tokens": "5", "cache_read_tokens": "7", "cache_write_5m_tokens": "11"}
     usage = whole(FORMS["openai"], **wishes)["usage"]
     assert usage["prompt_tokens"] == 5 + 7 + 11
     assert usage["prompt_tokens_details"] == {"cached_tokens": 7, "cache_write_tokens": 11}
 
 
-def test_nova_still_takes_the_older_name_of_its_maximum():
+def test_nova_accepts_former_name_of_maximum():
     body = NOVA | {"inferenceConfig": {"max_new_tokens": 4}}
     assert whole(Form(FORMS["nova"].model, body, (), (), "", (), None))["usage"]["outputTokens"] == 4
 
 
 @pytest.mark.parametrize("model", ["amazon.nova-canvas-v1:0", "amazon.titan-image-generator-v2:0"])
-def test_models_of_no_family_are_refused(model):
+def test_unknown_model_is_refused(model):
     with pytest.raises(AwsError) as refused:
         ask(Form(model, CHAT, (), (), "", (), None), "invoke")
     assert refused.value.kind == "ValidationException"

@@ -20,48 +20,48 @@ def spoiled(source, content_type=EVENT_STREAM, **wishes):
 
 
 @pytest.mark.parametrize("fault", ["stall", "cut", "reset"])
-def test_a_break_comes_after_the_frames_that_are_to_pass(fault):
+def test_cut_comes_after_given_frames(fault):
     assert spoiled(THREE, fault=fault, after_frames=2) == ([b"one", b"two", ConnectionFault(fault), b"three"], False)
 
 
-def test_bytes_are_counted_across_pieces_and_may_end_within_one():
+def test_bytes_are_counted_across_pieces():
     pieces, _ = spoiled(THREE, fault="cut", after_bytes=4)
     assert pieces[:3] == [b"one", b"t", ConnectionFault.CUT]
 
 
-def test_what_follows_a_break_is_there_for_a_stall_that_ends():
+def test_data_after_stall_is_kept():
     pieces, _ = spoiled(THREE, fault="stall", after_bytes=4)
     assert b"".join(piece for piece in pieces if isinstance(piece, bytes)) == b"onetwothree"
 
 
 @pytest.mark.parametrize("fault", ["stall", "cut", "reset", "bad-crc", "exception-frame"])
-def test_unless_it_is_said_where_a_fault_strikes_after_the_first_frame(fault):
+def test_fault_strikes_after_first_frame_by_default(fault):
     pieces, _ = spoiled(THREE, fault=fault)
     assert pieces[0] == b"one"
     assert pieces[1] != b"two"
 
 
-def test_a_stream_may_break_behind_its_last_frame():
+def test_stream_may_be_cut_after_last_frame():
     assert spoiled(THREE, fault="cut", after_frames=3) == ([*THREE, ConnectionFault.CUT], False)
 
 
-def test_a_body_of_stated_length_has_no_such_place():
+def test_body_of_known_length_cannot_be_cut_after_its_end():
     assert spoiled(THREE, JSON, fault="cut", after_frames=3) == (THREE, False)
 
 
-def test_a_fault_beyond_the_end_does_not_strike():
+def test_fault_beyond_end_does_not_strike():
     assert spoiled(THREE, fault="cut", after_frames=4) == (THREE, False)
     assert spoiled(THREE, fault="cut", after_bytes=12) == (THREE, False)
 
 
-def test_a_wrong_check_sum_damages_one_frame_and_lets_the_rest_pass():
+def test_wrong_checksum_damages_one_frame_only():
     whole = [event_frames.encode_event("chunk", {"bytes": text}) for text in ("YQ==", "Yg==", "Yw==")]
     pieces, is_damaged = spoiled(whole, fault="bad-crc", after_frames=1)
     assert is_damaged
     assert pieces == [whole[0], event_frames.corrupt_checksum(whole[1]), whole[2]]
 
 
-def test_an_exception_ends_the_stream():
+def test_exception_ends_stream():
     pieces, is_damaged = spoiled(THREE, fault="exception-frame", exception="throttlingException", after_frames=1)
     assert is_damaged
     assert pieces[0] == b"one"
@@ -71,7 +71,7 @@ def test_an_exception_ends_the_stream():
     assert len(pieces) == 2
 
 
-def test_server_sent_events_tell_an_exception_in_their_own_form():
+def test_server_sent_events_have_exceptions_in_their_form():
     pieces, _ = spoiled(THREE, SERVER_SENT_EVENTS, fault="exception-frame", exception="throttlingException")
     assert pieces[1].startswith(b'data: {"error":')
 

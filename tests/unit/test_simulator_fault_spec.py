@@ -11,14 +11,14 @@ def headers(**wishes: str) -> list[tuple[bytes, bytes]]:
     return [(f"X-Simulate-{name.replace('_', '-')}".encode(), value.encode()) for name, value in wishes.items()]
 
 
-def test_headers_are_read_in_any_case_and_others_are_left_alone():
+def test_headers_are_read_in_any_case():
     wishes = FaultSchedule().next_spec(
         [(b"Host", b"x"), *headers(Fault="cut", after_bytes="12", cache_write_5m_tokens="7")], ""
     )
     assert (wishes.fault, wishes.after_bytes, wishes.cache_write_5m_tokens) == ("cut", 12, 7)
 
 
-def test_a_request_without_wishes_is_healthy():
+def test_request_without_fault_headers_is_healthy():
     assert FaultSchedule().next_spec([(b"Host", b"x")], "") is HEALTHY
 
 
@@ -35,17 +35,17 @@ def test_a_request_without_wishes_is_healthy():
         ({"exception": "ThrottlingException"}, "one of internalServerException"),
     ],
 )
-def test_a_wish_that_is_not_understood_is_refused(wishes, complaint):
+def test_invalid_fault_header_is_refused(wishes, complaint):
     with pytest.raises(AwsError, match=complaint):
         parse_fault_spec(wishes)
 
 
-def test_every_fault_is_an_error_or_strikes_the_connection_or_the_stream():
+def test_every_fault_is_error_or_strikes_connection_or_stream():
     errors = {fault for fault in FAULTS if parse_fault_spec({"fault": fault}).build_error() is not None}
     assert errors == {"throttle", "5xx", "model-not-ready", "model-timeout", "model-error", "quota", "access-denied"}
 
 
-def test_a_server_error_has_the_status_that_is_wished_for():
+def test_server_error_has_requested_status():
     statuses = {
         status: parse_fault_spec({"fault": "5xx", "status": status}).build_error()
         for status in ("500", "502", "503", "504")
@@ -60,18 +60,18 @@ def test_a_server_error_has_the_status_that_is_wished_for():
     assert not isinstance(statuses["500"], GatewayError)
 
 
-def test_only_so_many_tries_with_one_invocation_id_fail():
+def test_fault_with_times_is_limited_per_invocation_id():
     script, asked = FaultSchedule(), headers(fault="throttle", times="2")
     assert [script.next_spec(asked, "one").fault for _ in range(4)] == ["throttle", "throttle", "", ""]
     assert script.next_spec(asked, "another").fault == "throttle"
 
 
-def test_a_key_goes_before_the_invocation_id():
+def test_fault_key_wins_over_invocation_id():
     script, asked = FaultSchedule(), headers(fault="throttle", times="1", key="k")
     assert [script.next_spec(asked, each).fault for each in ("one", "two")] == ["throttle", ""]
 
 
-def test_planned_wishes_are_used_up_in_their_order_and_held_ones_stay():
+def test_planned_faults_are_used_in_order_and_permanent_ones_stay():
     script = FaultSchedule()
     script.set_always({"output_tokens": 5})
     script.plan([{"fault": "throttle"}, {}, {"output-tokens": 9}])
@@ -80,14 +80,14 @@ def test_planned_wishes_are_used_up_in_their_order_and_held_ones_stay():
     assert script.next_spec(headers(output_tokens="3"), "").output_tokens == 3
 
 
-def test_a_plan_with_a_mistake_is_refused_as_a_whole():
+def test_plan_with_mistake_is_refused_as_a_whole():
     script = FaultSchedule()
     with pytest.raises(AwsError):
         script.plan([{"fault": "throttle"}, {"fault": "nonsense"}])
     assert script.planned == []
 
 
-def test_what_is_remembered_for_times_is_bounded(monkeypatch):
+def test_memory_of_fault_counts_is_bounded(monkeypatch):
     monkeypatch.setattr("bedrock_simulator.fault_spec._MAX_KEYS", 3)
     script, asked = FaultSchedule(), headers(fault="throttle", times="1")
     for key in "abcd":

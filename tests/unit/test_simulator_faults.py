@@ -62,7 +62,7 @@ ERRORS = [
 
 @pytest.mark.parametrize("operation", ["converse", "converse_stream"])
 @pytest.mark.parametrize(("wishes", "code", "status"), ERRORS)
-async def test_an_error_takes_the_place_of_an_answer(bedrock, ask, operation, wishes, code, status):
+async def test_error_replaces_response(bedrock, ask, operation, wishes, code, status):
     ask.set_faults(**wishes)
     with pytest.raises(ClientError) as failed:
         await ask(operation, modelId=CLAUDE, **TURN)
@@ -85,7 +85,7 @@ BROKEN_STREAMS = [
 
 
 @pytest.mark.parametrize(("wishes", "error"), BROKEN_STREAMS)
-async def test_a_stream_breaks_as_it_was_wished_for(bedrock, ask, caplog, wishes, error):
+async def test_stream_breaks_as_requested(bedrock, ask, caplog, wishes, error):
     ask.set_faults(**wishes)
     with pytest.raises(error):
         await ask("converse_stream", modelId=CLAUDE, **TURN)
@@ -107,7 +107,7 @@ async def test_a_stream_breaks_as_it_was_wished_for(bedrock, ask, caplog, wishes
 @pytest.mark.parametrize(
     ("operation", "arguments"), [("converse", TURN), ("invoke_model", {"body": json.dumps(CLAUDE_BODY)})]
 )
-async def test_an_answer_in_one_piece_breaks_too(bedrock, ask, operation, arguments, wishes):
+async def test_single_response_breaks_as_requested(bedrock, ask, operation, arguments, wishes):
     ask.set_faults(**wishes)
     with pytest.raises((ConnectionClosedError, ResponseStreamingError, IncompleteReadError)):
         await ask(operation, modelId=CLAUDE, **arguments)
@@ -116,7 +116,7 @@ async def test_an_answer_in_one_piece_breaks_too(bedrock, ask, operation, argume
     assert entry.usage.output_tokens > 0
 
 
-async def test_frames_pass_until_the_fault_strikes(ask):
+async def test_frames_pass_until_fault_strikes(ask):
     ask.set_faults(fault="exception-frame", after_frames=3, exception="throttlingException")
     events: list[Any] = []
     stream = (await asyncio.to_thread(ask.client.converse_stream, modelId=CLAUDE, **TURN))["stream"]
@@ -125,14 +125,14 @@ async def test_frames_pass_until_the_fault_strikes(ask):
     assert [next(iter(event)) for event in events] == ["messageStart", "contentBlockDelta", "contentBlockDelta"]
 
 
-async def test_an_answer_in_one_piece_has_the_exception_for_an_error(ask):
+async def test_exception_of_single_response_is_an_error(ask):
     ask.set_faults(fault="exception-frame", exception="modelTimeoutException")
     with pytest.raises(ask.client.exceptions.ModelTimeoutException):
         await ask("converse", modelId=CLAUDE, **TURN)
 
 
 @pytest.mark.parametrize("wishes", [{"fault": "stall"}, {"fault": "stall", "after_frames": 2}])
-async def test_a_stall_lasts_until_the_caller_gives_up(bedrock, wishes):
+async def test_stall_lasts_until_caller_gives_up(bedrock, wishes):
     async with open_caller(bedrock.url, read_timeout=0.2) as ask:
         ask.set_faults(**wishes)
         with pytest.raises((ReadTimeoutError, StreamTimeoutError)):
@@ -142,7 +142,7 @@ async def test_a_stall_lasts_until_the_caller_gives_up(bedrock, wishes):
     assert entry.usage.output_tokens > 0
 
 
-async def test_a_fault_may_strike_only_the_first_tries_of_an_invocation(bedrock):
+async def test_fault_may_strike_only_first_attempts(bedrock):
     async with open_caller(bedrock.url, retries={"total_max_attempts": 3, "mode": "standard"}) as ask:
         ask.set_faults(fault="reset", times=1)
         for _ in range(2):
@@ -153,7 +153,7 @@ async def test_a_fault_may_strike_only_the_first_tries_of_an_invocation(bedrock)
     assert again.is_whole
 
 
-async def test_callers_without_wishes_of_their_own_can_be_planned_for(bedrock, ask):
+async def test_faults_can_be_planned_for_callers_without_headers(bedrock, ask):
     bedrock.plan({"fault": "throttle"}, {"output_tokens": 3})
     with pytest.raises(ask.client.exceptions.ThrottlingException):
         await ask("converse", modelId=CLAUDE, **TURN)
@@ -165,7 +165,7 @@ async def test_callers_without_wishes_of_their_own_can_be_planned_for(bedrock, a
     assert (await ask("converse", modelId=CLAUDE, **TURN))["usage"]["outputTokens"] > 4
 
 
-def test_every_exception_that_can_be_wished_for_is_one_of_the_services_streams():
+def test_stream_exceptions_match_service_model():
     with closing(boto_client("http://127.0.0.1:9")) as client:
         model = client.meta.service_model
     stream = model.operation_model("InvokeModelWithResponseStream").output_shape.members["body"]

@@ -19,7 +19,7 @@ def read(raw: bytes) -> tuple[dict[str, str], dict[str, object]]:
 
 
 @given(some.dictionaries(some.text(min_size=1), some.text(), min_size=1))
-def test_an_event_says_what_it_is_and_carries_its_content_and_padding(content: dict[str, str]) -> None:
+def test_event_has_type_content_and_padding(content: dict[str, str]) -> None:
     headers, payload = read(event_frames.encode_event("metadata", content))
     assert headers == {":event-type": "metadata", ":content-type": "application/json", ":message-type": "event"}
     padding = payload.pop("p") if "p" not in content else content["p"]
@@ -27,20 +27,20 @@ def test_an_event_says_what_it_is_and_carries_its_content_and_padding(content: d
     assert payload | {"p": 0} == content | {"p": 0}
 
 
-def test_an_exception_names_its_type_and_its_message():
+def test_exception_has_type_and_message():
     headers, payload = read(event_frames.encode_exception("throttlingException", "slow down"))
     assert headers[":message-type"] == "exception"
     assert headers[":exception-type"] == "throttlingException"
     assert payload == {"message": "slow down"}
 
 
-def test_the_same_event_is_the_same_bytes():
+def test_same_event_has_same_bytes():
     assert event_frames.encode_event("chunk", {"bytes": "eA=="}) == event_frames.encode_event(
         "chunk", {"bytes": "eA=="}
     )
 
 
-def test_a_damaged_frame_is_as_long_and_refused():
+def test_damaged_frame_keeps_length_and_is_refused():
     whole = event_frames.encode_event("chunk", {"bytes": "eA=="})
     damaged = event_frames.corrupt_checksum(whole)
     assert len(damaged) == len(whole)

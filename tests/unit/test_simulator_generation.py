@@ -24,23 +24,23 @@ def said(prompt=None, **wishes):
 
 
 @given(seeds, some.integers(0, 10_000))
-def test_so_many_tokens_are_said_as_are_counted(seed, length):
+def test_generated_words_have_requested_token_count(seed, length):
     assert tokens.count_tokens(replies.generate_words(seed, length)) == length
 
 
 @given(seeds, some.integers(0, 300), some.integers(0, 300))
-def test_a_longer_saying_begins_with_the_shorter_one(seed, one, other):
+def test_longer_text_begins_with_shorter(seed, one, other):
     short, long = sorted((one, other))
     assert replies.generate_words(seed, long).startswith(replies.generate_words(seed, short))
 
 
 @given(some.text(max_size=200), some.integers(1, 9))
-def test_pieces_are_the_text_again(text, size):
+def test_pieces_join_to_text(text, size):
     assert "".join(replies.split_text(text, size)) == text
     assert replies.split_text(text, size)
 
 
-def test_another_seed_says_something_else():
+def test_other_seed_gives_other_text():
     assert replies.generate_words(SEED, 20) != replies.generate_words(sha256(b"another").digest(), 20)
 
 
@@ -56,29 +56,29 @@ def test_another_seed_says_something_else():
         ({"a": 1}, 2),
     ],
 )
-def test_what_a_block_weighs(block, expected):
+def test_block_tokens_are_counted(block, expected):
     assert tokens.count_block_tokens(block) == expected
 
 
-def test_without_a_wish_the_length_is_the_seeds_own_and_the_turn_ends():
+def test_default_length_follows_from_seed_and_ends_turn():
     first, again = said(), said()
     assert first == again
     assert first.stop is StopReason.END
     assert first.usage.output_tokens == tokens.count_tokens(first.text) > 0
 
 
-def test_the_maximum_cuts_and_says_so():
+def test_maximum_cuts_text_with_length_reason():
     completion = said(Prompt([], max_tokens=7), output_tokens="8")
     assert (completion.stop, completion.usage.output_tokens) == (StopReason.LENGTH, 7)
     assert tokens.count_tokens(completion.text) == 7
 
 
-def test_a_wished_length_within_the_maximum_is_the_end_of_the_turn():
+def test_requested_length_within_maximum_ends_turn():
     completion = said(Prompt([], max_tokens=7), output_tokens="7")
     assert (completion.stop, completion.usage.output_tokens) == (StopReason.END, 7)
 
 
-def test_the_first_stop_sequence_ends_the_text_and_is_named():
+def test_first_stop_sequence_ends_text_and_is_named():
     words = said(output_tokens="20").text.split()
     completion = said(Prompt([], stop_sequences=(words[9], words[5])), output_tokens="20")
     assert completion.stop is StopReason.SEQUENCE
@@ -99,7 +99,7 @@ SCHEMA = {
 }
 
 
-def test_a_tool_is_called_with_what_its_schema_asks_for():
+def test_tool_is_called_with_input_of_its_schema():
     completion = said(Prompt([], tool=("weather", SCHEMA)))
     assert completion.stop is StopReason.TOOL
     assert completion.tool is not None
@@ -113,34 +113,34 @@ def test_a_tool_is_called_with_what_its_schema_asks_for():
     assert completion.usage.output_tokens > tokens.count_block_tokens(given_input)
 
 
-def test_a_maximum_that_leaves_no_room_for_a_call_gets_cut_text():
+def test_maximum_too_small_for_tool_call_gives_cut_text():
     completion = said(Prompt([], max_tokens=5, tool=("weather", SCHEMA)))
     assert (completion.stop, completion.tool) == (StopReason.LENGTH, None)
 
 
-def test_reported_counts_can_be_wished_for_and_latency_told():
+def test_reported_counts_and_latency_can_be_requested():
     completion = said(input_tokens="1", cache_read_tokens="2", cache_write_1h_tokens="3", latency_ms="4")
     assert completion.usage.total_input_tokens == 1 + 2 + 3
     assert completion.latency_ms == 4
 
 
 @pytest.mark.parametrize("value", [0, -1, "5", 1.5, True, MAX_OUTPUT_TOKENS + 1])
-def test_a_maximum_out_of_its_range_is_refused(value):
+def test_maximum_out_of_range_is_refused(value):
     with pytest.raises(AwsError):
         check_max_tokens(value, "max_tokens", 10)
 
 
-def test_no_maximum_is_the_default():
+def test_missing_maximum_is_default():
     assert check_max_tokens(None, "max_tokens", 10) == 10
 
 
-def test_usage_adds_up_also_in_units():
+def test_usage_adds_up_including_units():
     one = Usage(1, 2, 3, 4, 5, {"a": 1})
     assert one + Usage(10, 20, 30, 40, 50, {"a": 1, "b": 2}) == Usage(11, 22, 33, 44, 55, {"a": 2, "b": 2})
     assert one + Usage(1) == Usage(2, 2, 3, 4, 5, {"a": 1})
 
 
-def test_no_telling_member_is_left_however_deep():
+def test_usage_none_removes_every_usage_member():
     document = {"usage": {"x": 1}, "results": [{"tokenCount": 3, "outputText": "t"}], "message": {"usage": 1, "id": 2}}
     assert corrupt_usage(document, "none") == {"results": [{"outputText": "t"}], "message": {"id": 2}}
 
@@ -157,6 +157,6 @@ def test_no_telling_member_is_left_however_deep():
         ("zero-output", {"inputTokens": 7, "outputTokens": 0, "details": [{"ttl": "1h", "inputTokens": 2}]}),
     ],
 )
-def test_spoilt_usage_leaves_the_rest_of_an_answer_alone(how, expected):
+def test_corrupted_usage_leaves_rest_unchanged(how, expected):
     usage = {"inputTokens": 7, "outputTokens": 5, "details": [{"ttl": "1h", "inputTokens": 2}]}
     assert corrupt_usage({"usage": usage, "text": "x", "n": 3}, how) == {"usage": expected, "text": "x", "n": 3}

@@ -40,7 +40,7 @@ def texts(*lengths: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("lengths", "units"), [((0,), 0), ((1,), 1), ((1000,), 1), ((600, 401), 2), ((5000,), 5)])
-def test_a_unit_is_a_thousand_characters_begun(lengths, units):
+def test_guardrail_unit_is_a_started_thousand_characters(lengths, units):
     answer = ask(APPLY, texts(*lengths))
     assert answer["usage"] == {
         "topicPolicyUnits": units,
@@ -55,12 +55,12 @@ def test_a_unit_is_a_thousand_characters_begun(lengths, units):
     assert answer["assessments"][0]["invocationMetrics"]["usage"] == answer["usage"]
 
 
-def test_each_image_is_a_unit():
+def test_each_image_is_a_guardrail_unit():
     body = {"source": "OUTPUT", "content": [{"image": {"format": "png", "source": {"bytes": ""}}}] * 2}
     assert ask(APPLY, body)["usage"]["contentPolicyImageUnits"] == 2
 
 
-def test_the_forbidden_phrase_is_blocked():
+def test_forbidden_phrase_is_blocked():
     fine, blocked = (
         ask(APPLY, {"source": "INPUT", "content": [{"text": {"text": text}}]}) for text in ("x", f"so {BLOCKED_TEXT}!")
     )
@@ -82,13 +82,13 @@ def test_the_forbidden_phrase_is_blocked():
         (CHECKS, {"messages": [{"role": "user", "content": [{"text": "x"}]}], "checks": {"others": {}}}),
     ],
 )
-def test_what_breaks_the_rules_is_refused(path, body):
+def test_invalid_guardrail_request_is_refused(path, body):
     with pytest.raises(AwsError) as refused:
         ask(path, body)
     assert refused.value.kind == "ValidationException"
 
 
-def test_a_guardrail_may_be_named_by_its_arn():
+def test_guardrail_may_be_named_by_arn():
     arn = "arn%3Aaws%3Abedrock%3Aus-east-1%3A123456789012%3Aguardrail%2Fabc"
     assert ask(f"/guardrail/{arn}/version/12/apply", texts(1))["action"] == "NONE"
 
@@ -97,7 +97,7 @@ def conversation(**config: str) -> dict[str, Any]:
     return ask(f"/model/{CLAUDE}/converse", TURN | {"guardrailConfig": config})
 
 
-def test_a_conversation_traces_both_directions():
+def test_converse_trace_covers_both_directions():
     trace = conversation(guardrailIdentifier="gr1", guardrailVersion="1", trace="enabled")["trace"]["guardrail"]
     before, (after,) = trace["inputAssessment"]["gr1"], trace["outputAssessments"]["gr1"]
     characters = before["invocationMetrics"]["guardrailCoverage"]["textCharacters"]
@@ -115,11 +115,11 @@ def test_a_conversation_traces_both_directions():
         {"trace": "enabled"},
     ],
 )
-def test_nobody_who_did_not_ask_gets_a_trace(config):
+def test_trace_is_returned_only_on_request(config):
     assert "trace" not in conversation(**config)
 
 
-def test_an_invoked_model_marks_that_a_guardrail_watched():
+def test_invoke_response_states_guardrail_action():
     path = f"/model/{CLAUDE}/invoke"
     assert "amazon-bedrock-guardrailAction" not in ask(path, CLAUDE_BODY)
     watched = ask(path, CLAUDE_BODY, **NAMED)
@@ -131,7 +131,7 @@ def test_an_invoked_model_marks_that_a_guardrail_watched():
         assert assessed["gr1"]["invocationMetrics"]["usage"]["contentPolicyUnits"] == 1
 
 
-def test_units_are_used_whether_or_not_anybody_is_told() -> None:
+def test_guardrail_units_are_used_with_or_without_trace() -> None:
     for config in ({}, {"trace": "enabled"}):
         document = TURN | {"guardrailConfig": {"guardrailIdentifier": "gr1", "guardrailVersion": "1", **config}}
         for operation in ("converse", "converse-stream"):

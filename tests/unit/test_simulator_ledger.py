@@ -39,14 +39,14 @@ def ledger():
     return Ledger()
 
 
-def test_entries_stand_in_the_order_of_their_arrival(ledger):
+def test_entries_are_in_order_of_arrival(ledger):
     for _ in range(3):
         added(ledger)
     assert [noted.sequence for noted in ledger] == [1, 2, 3]
     assert (len(ledger), ledger.arrived, ledger.dropped) == (3, 3, 0)
 
 
-def test_the_oldest_fall_out_and_are_counted(ledger, monkeypatch):
+def test_oldest_entries_are_evicted_and_counted(ledger, monkeypatch):
     monkeypatch.setattr("bedrock_simulator.ledger.MAX_ENTRIES", 2)
     for _ in range(5):
         added(ledger)
@@ -54,14 +54,14 @@ def test_the_oldest_fall_out_and_are_counted(ledger, monkeypatch):
     assert (ledger.arrived, ledger.dropped) == (5, 3)
 
 
-def test_bodies_are_bounded_together(ledger, monkeypatch):
+def test_kept_bodies_are_bounded_together(ledger, monkeypatch):
     monkeypatch.setattr("bedrock_simulator.ledger.MAX_TOTAL_BODY_BYTES", 10)
     for _ in range(4):
         added(ledger, body=b"12345")
     assert (len(ledger), ledger.dropped) == (2, 2)
 
 
-def test_totals_outlive_the_entries_and_are_kept_by_model(ledger, monkeypatch):
+def test_totals_per_model_outlive_entries(ledger, monkeypatch):
     monkeypatch.setattr("bedrock_simulator.ledger.MAX_ENTRIES", 1)
     for model, usage in (("a", Usage(1, 2)), ("b", Usage(5)), ("a", Usage(10, 20)), ("a", None)):
         noted = added(ledger, model=model)
@@ -70,7 +70,7 @@ def test_totals_outlive_the_entries_and_are_kept_by_model(ledger, monkeypatch):
     assert ledger.totals == {"a": Usage(11, 22), "b": Usage(5)}
 
 
-def test_the_number_of_models_with_totals_is_bounded(ledger, monkeypatch):
+def test_models_with_totals_are_bounded(ledger, monkeypatch):
     monkeypatch.setattr("bedrock_simulator.ledger.MAX_MODELS", 1)
     for model in ("a", "b", "c", "a"):
         noted = added(ledger, model=model)
@@ -79,7 +79,7 @@ def test_the_number_of_models_with_totals_is_bounded(ledger, monkeypatch):
     assert ledger.totals == {"a": Usage(2), "": Usage(2)}
 
 
-def test_clearing_forgets_all_but_the_numbering(ledger):
+def test_clear_keeps_numbering(ledger):
     done = added(ledger)
     done.usage = Usage(1)
     ledger.finish(done)
@@ -88,7 +88,7 @@ def test_clearing_forgets_all_but_the_numbering(ledger):
     assert added(ledger).sequence == 2
 
 
-def test_a_report_is_json_and_can_begin_later(ledger):
+def test_report_is_json_and_may_start_later(ledger):
     added(ledger, body=b"\xff", headers=[(b"X-Name", b"\xfc")])
     last = added(ledger)
     last.usage = Usage(1, guardrail_units={"topicPolicyUnits": 2})
@@ -111,11 +111,11 @@ def test_a_report_is_json_and_can_begin_later(ledger):
         ([(HEADER.encode(), b"[1]")], b"", {}),
     ],
 )
-def test_metadata_comes_from_its_header_or_from_the_body(ledger, headers, body, expected):
+def test_metadata_is_read_from_header_or_body(ledger, headers, body, expected):
     assert entry(ledger, body=body, headers=headers).metadata == expected
 
 
-def test_a_file_has_every_arrival_before_its_outcome(tmp_path):
+def test_file_has_every_arrival_before_its_outcome(tmp_path):
     file = tmp_path / "ledger"
     ledger = Ledger(file)
     first, second = added(ledger), added(ledger)

@@ -80,7 +80,7 @@ async def done(bedrock: SimulatedBedrock, requests: int = 1) -> Entry:
     return bedrock.ledger[-1]
 
 
-async def test_latency_comes_before_the_head(bedrock, clock):
+async def test_latency_comes_before_head(bedrock, clock):
     async with wired(bedrock) as wire:
         wire.ask("converse", latency_ms=1500)
         await asleep(clock, 1.5)
@@ -89,7 +89,7 @@ async def test_latency_comes_before_the_head(bedrock, clock):
         assert b'"latencyMs":1500' in await wire.arrived()
 
 
-async def test_a_slow_first_byte_comes_after_the_head(bedrock, clock):
+async def test_first_byte_delay_comes_after_head(bedrock, clock):
     async with wired(bedrock) as wire:
         wire.ask("converse-stream", fault="slow-first-byte", delay_ms=700)
         await asleep(clock, 0.7)
@@ -99,7 +99,7 @@ async def test_a_slow_first_byte_comes_after_the_head(bedrock, clock):
     assert bedrock.ledger[-1].is_whole
 
 
-async def test_frames_come_one_by_one_at_their_pace(bedrock, clock):
+async def test_frames_arrive_at_their_pace(bedrock, clock):
     async with wired(bedrock) as wire:
         wire.ask("converse-stream", frame_ms=40, output_tokens=8)
         for frame in (b"messageStart", b"contentBlockDelta", b"contentBlockDelta", b"contentBlockStop", b"messageStop"):
@@ -112,7 +112,7 @@ async def test_frames_come_one_by_one_at_their_pace(bedrock, clock):
         assert clock.remaining_sleeps() == []
 
 
-async def test_a_stall_with_an_end_goes_on_where_it_stopped(bedrock, clock):
+async def test_stall_with_end_resumes(bedrock, clock):
     async with wired(bedrock) as wire:
         wire.ask("converse-stream", fault="stall", after_frames=1, delay_ms=9000)
         await asleep(clock, 9.0)
@@ -123,7 +123,7 @@ async def test_a_stall_with_an_end_goes_on_where_it_stopped(bedrock, clock):
     assert bedrock.ledger[-1].is_whole
 
 
-async def test_a_stall_without_an_end_keeps_the_connection_open(bedrock, clock):
+async def test_stall_without_end_keeps_connection_open(bedrock, clock):
     async with wired(bedrock) as wire:
         wire.ask("converse", fault="stall")
         await until(lambda: len(bedrock.ledger) == 1)
@@ -136,7 +136,7 @@ async def test_a_stall_without_an_end_keeps_the_connection_open(bedrock, clock):
     assert entry.usage is not None
 
 
-async def test_a_caller_that_hangs_up_in_the_middle_leaves_an_answer_that_is_not_whole(bedrock, clock):
+async def test_caller_disconnecting_midway_leaves_incomplete_entry(bedrock, clock):
     async with wired(bedrock) as wire:
         wire.ask("converse-stream", frame_ms=40)
         await asleep(clock, 0.04)
@@ -145,7 +145,7 @@ async def test_a_caller_that_hangs_up_in_the_middle_leaves_an_answer_that_is_not
     assert (entry.status, entry.is_whole) == (200, False)
 
 
-async def test_the_simulator_stops_at_once_though_someone_waits(clock):
+async def test_simulator_stops_at_once_despite_waiting_caller(clock):
     async with simulated_bedrock(clock=clock, require_auth=False) as bedrock, wired(bedrock) as wire:
         wire.ask("converse", fault="stall")
         wire_two = await asyncio.open_connection("127.0.0.1", bedrock.port)
@@ -164,7 +164,7 @@ async def test_the_simulator_stops_at_once_though_someone_waits(clock):
         ({"fault": "cut", "after_frames": 0}, b"\r\n\r\n"),
     ],
 )
-async def test_only_a_whole_stream_ends_with_its_last_chunk(bedrock, wishes, ending):
+async def test_only_complete_stream_ends_with_last_chunk(bedrock, wishes, ending):
     async with wired(bedrock) as wire:
         wire.ask("converse-stream", **wishes)
         await done(bedrock)
@@ -173,7 +173,7 @@ async def test_only_a_whole_stream_ends_with_its_last_chunk(bedrock, wishes, end
     assert (b"\r\n0\r\n\r\n" in seen) == (not wishes) == bedrock.ledger[-1].is_whole
 
 
-async def test_half_a_head_is_all_there_is(bedrock):
+async def test_half_head_fault_sends_half_a_head(bedrock):
     async with wired(bedrock) as wire:
         wire.ask("converse", fault="half-head")
         await done(bedrock)
@@ -182,7 +182,7 @@ async def test_half_a_head_is_all_there_is(bedrock):
     assert b"\r\n\r\n" not in seen
 
 
-async def test_after_a_reset_nothing_can_be_read(bedrock):
+async def test_reset_fault_sends_nothing(bedrock):
     async with wired(bedrock) as wire:
         wire.ask("converse", fault="reset")
         await done(bedrock)
@@ -190,7 +190,7 @@ async def test_after_a_reset_nothing_can_be_read(bedrock):
             await wire.arrived()
 
 
-async def test_a_connection_is_kept_for_the_next_request(bedrock):
+async def test_connection_is_kept_for_next_request(bedrock):
     async with wired(bedrock) as wire:
         for number in (1, 2, 3):
             wire.ask("converse", **({"fault": "throttle"} if number == 2 else {}))

@@ -27,7 +27,7 @@ PROFILE = "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/
         ("POST", "/openai/v1/chat/completions", "ChatCompletions", ()),
     ],
 )
-def test_a_path_names_its_operation_and_its_labels(method, target, operation, labels):
+def test_path_names_operation_and_labels(method, target, operation, labels):
     route = find_route(method, target)
     assert route is not None
     assert (route.operation, route.labels) == (operation, labels)
@@ -46,11 +46,11 @@ def test_a_path_names_its_operation_and_its_labels(method, target, operation, la
         ("PUT", "/async-invoke"),
     ],
 )
-def test_other_paths_are_no_operation(method, target):
+def test_other_path_is_no_operation(method, target):
     assert find_route(method, target) is None
 
 
-def test_the_query_is_kept_apart():
+def test_query_is_kept_apart():
     route = find_route("GET", "/async-invoke?maxResults=2&nextToken=3")
     assert route is not None
     assert route.query == "maxResults=2&nextToken=3"
@@ -76,14 +76,14 @@ def test_the_query_is_kept_apart():
         (PROFILE, UNKNOWN_FAMILY),
     ],
 )
-def test_an_id_tells_its_family(model, family):
+def test_model_id_determines_family(model, family):
     assert resolve_model(model).family == family
 
 
 @pytest.mark.parametrize(
     "model", ["premium", "nobody.model-v1", "", "arn:aws:bedrock:us-east-1:1:agent/x", "arn:aws:s3:::x"]
 )
-def test_an_id_that_nobody_has_is_invalid(model):
+def test_unknown_model_id_is_invalid(model):
     with pytest.raises(AwsError, match="The provided model identifier is invalid"):
         resolve_model(model)
 
@@ -104,5 +104,5 @@ def test_an_id_that_nobody_has_is_invalid(model):
         ({"unheard": "of"}, ""),
     ],
 )
-def test_behind_an_opaque_arn_the_body_tells_the_family(body, family):
+def test_body_determines_family_behind_opaque_arn(body, family):
     assert resolve_model(PROFILE).find_family(body) == family

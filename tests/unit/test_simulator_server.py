@@ -53,7 +53,7 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 # Refusals.
 
 
-async def test_everything_that_is_no_operation_is_unknown(bedrock, http):
+async def test_unknown_operation_is_refused(bedrock, http):
     for method, path in (("POST", "/model/x/explain"), ("GET", "/"), ("GET", "/foundation-models")):
         async with http.request(method, bedrock.url + path) as answer:
             assert answer.status == 404
@@ -78,12 +78,12 @@ async def test_everything_that_is_no_operation_is_unknown(bedrock, http):
         ({"modelId": CLAUDE, "inferenceConfig": {"maxTokens": 10**6}}, "exceeds the model limit"),
     ],
 )
-async def test_a_conversation_that_cannot_be_is_refused(ask, arguments, complaint):
+async def test_invalid_conversation_is_refused(ask, arguments, complaint):
     with pytest.raises(ask.client.exceptions.ValidationException, match=complaint):
         await ask("converse", **TURN | arguments)
 
 
-async def test_a_cache_point_is_for_models_that_cache(ask):
+async def test_cache_point_requires_caching_model(ask):
     system = [{"text": LONG}, {"cachePoint": {"type": "default"}}]
     with pytest.raises(ask.client.exceptions.AccessDeniedException, match="prompt caching"):
         await ask("converse", modelId="meta.llama3-70b-instruct-v1:0", system=system, **TURN)
@@ -94,14 +94,14 @@ async def test_a_cache_point_is_for_models_that_cache(ask):
     ("body", "headers"),
     [(b"{", {}), (b"[]", {}), (b"", {}), (b"{}", {}), (b"{}", {"Content-Type": "text/plain"})],
 )
-async def test_a_body_that_is_none_is_refused(bedrock, http, path, body, headers):
+async def test_malformed_body_is_refused(bedrock, http, path, body, headers):
     status, answered, raw = await post(http, bedrock.url + path, body, **headers)
     assert status == 400
     assert answered["x-amzn-errortype"] == "ValidationException:http://internal.amazon.com/coral/com.amazon.bedrock/"
     assert "message" in (json.loads(raw).get("error") or json.loads(raw))
 
 
-async def test_a_body_beyond_bedrocks_limit_is_too_large(bedrock, http, monkeypatch):
+async def test_oversized_body_is_refused(bedrock, http, monkeypatch):
     monkeypatch.setattr("bedrock_simulator.server.MAX_BODY_BYTES", 1000)
     url = f"{bedrock.url}/model/{CLAUDE}/invoke"
     assert (await post(http, url, b"x" * 1000))[0] == 400
@@ -114,19 +114,19 @@ BAD_METADATA = [{}, {"a": 1}, {"": "x"}, {"a": "<"}, {"a": "x" * 257}, {str(n): 
 
 
 @pytest.mark.parametrize("bad", BAD_METADATA)
-async def test_metadata_beyond_the_services_rules_is_refused(bedrock, http, bad):
+async def test_invalid_metadata_is_refused(bedrock, http, bad):
     header = {"X-Amzn-Bedrock-Request-Metadata": json.dumps(bad)}
     assert (await post(http, f"{bedrock.url}/model/{CLAUDE}/invoke", CLAUDE_BODY, **header))[0] == 400
     assert (await post(http, f"{bedrock.url}/model/{CLAUDE}/converse", TURN | {"requestMetadata": bad}))[0] == 400
 
 
 @pytest.mark.parametrize("text", ["nonsense", "", "{" + " " * 8500 + "}"])
-async def test_metadata_in_a_header_is_json_of_a_certain_length(bedrock, http, text):
+async def test_metadata_header_must_be_json_of_bounded_length(bedrock, http, text):
     header = {"X-Amzn-Bedrock-Request-Metadata": text}
     assert (await post(http, f"{bedrock.url}/model/{CLAUDE}/invoke", CLAUDE_BODY, **header))[0] == 400
 
 
-async def test_good_metadata_gets_into_the_ledger(bedrock, http):
+async def test_valid_metadata_is_in_ledger(bedrock, http):
     good = {"org": "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b", "app:a_@$#=/+,-.": ""} | {
         str(n): "x" * 256 for n in range(14)
     }
@@ -155,20 +155,20 @@ async def test_wrong_keys_are_refused(bedrock, keys, code):
     assert bedrock.ledger[-1].usage is None
 
 
-async def test_temporary_keys_are_accepted_with_their_token():
+async def test_temporary_keys_are_accepted_with_session_token():
     keys = Keys("ASIATEMPORARY", "secret", session_token="x" * 10_000)
     async with simulated_bedrock(keys=keys) as bedrock, open_caller(bedrock.url, keys=keys) as ask:
         assert (await ask("converse", modelId=CLAUDE, **TURN))["stopReason"] == "end_turn"
 
 
-async def test_a_wrong_api_key_is_refused_as_bedrock_does(bedrock):
+async def test_wrong_api_key_is_refused_like_bedrock(bedrock):
     async with aiohttp.ClientSession(headers={"Authorization": "Bearer wrong"}) as session:
         status, headers, raw = await post(session, f"{bedrock.url}/model/{CLAUDE}/converse", TURN)
     assert (status, headers["x-amzn-errortype"]) == (403, "AccessDeniedException")
     assert json.loads(raw) == {"Message": "Authentication failed: Please make sure your API Key is valid."}
 
 
-async def test_without_keys_there_is_no_answer_unless_nobody_is_to_be_checked(bedrock):
+async def test_missing_keys_are_refused_unless_checks_are_off(bedrock):
     async with simulated_bedrock(require_auth=False) as open_to_all, aiohttp.ClientSession() as anyone:
         path = f"/model/{CLAUDE}/converse"
         status, headers, _ = await post(anyone, bedrock.url + path, TURN)
@@ -176,7 +176,7 @@ async def test_without_keys_there_is_no_answer_unless_nobody_is_to_be_checked(be
         assert (await post(anyone, open_to_all.url + path, TURN))[0] == 200
 
 
-async def test_a_changed_body_breaks_the_signature(bedrock, ask):
+async def test_changed_body_breaks_signature(bedrock, ask):
     def change(request: Any, **_: Any) -> None:
         request.body = request.body.replace(b"hello", b"HELLO")
 
@@ -188,7 +188,7 @@ async def test_a_changed_body_breaks_the_signature(bedrock, ask):
 # The books.
 
 
-async def test_the_ledger_has_exactly_what_arrived(bedrock, ask):
+async def test_ledger_has_exactly_what_arrived(bedrock, ask):
     def add_metadata(request: Any, **_: Any) -> None:
         request.headers["X-Amzn-Bedrock-Request-Metadata"] = '{"org":"o"}'
 
@@ -212,7 +212,7 @@ async def test_the_ledger_has_exactly_what_arrived(bedrock, ask):
     assert bedrock.ledger.totals == {CLAUDE: entry.usage}
 
 
-async def test_of_a_long_body_the_beginning_is_kept(bedrock, http, monkeypatch):
+async def test_long_body_is_truncated_in_ledger(bedrock, http, monkeypatch):
     monkeypatch.setattr("bedrock_simulator.server.MAX_ENTRY_BODY_BYTES", 10)
     await post(http, f"{bedrock.url}/model/{CLAUDE}/invoke", CLAUDE_BODY)
     (entry,) = bedrock.ledger
@@ -220,7 +220,7 @@ async def test_of_a_long_body_the_beginning_is_kept(bedrock, http, monkeypatch):
     assert entry.body_size == len(json.dumps(CLAUDE_BODY))
 
 
-async def test_requests_at_the_same_time_each_get_their_own_line(bedrock, http):
+async def test_concurrent_requests_have_own_entries(bedrock, http):
     bodies = [CLAUDE_BODY | {"max_tokens": length} for length in range(1, 51)]
     await asyncio.gather(*(post(http, f"{bedrock.url}/model/{CLAUDE}/invoke", body) for body in bodies))
     assert sorted(entry.sequence for entry in bedrock.ledger) == list(range(1, 51))
@@ -228,7 +228,7 @@ async def test_requests_at_the_same_time_each_get_their_own_line(bedrock, http):
     assert all(entry.is_whole for entry in bedrock.ledger)
 
 
-async def test_the_side_door_leads_to_the_ledger_and_is_not_in_it(bedrock, http):
+async def test_admin_routes_read_ledger_and_are_not_in_it(bedrock, http):
     await post(http, f"{bedrock.url}/model/{CLAUDE}/invoke", CLAUDE_BODY)
     async with http.get(f"{bedrock.url}/_simulator/ledger") as answer:
         report = await answer.json()
@@ -239,7 +239,7 @@ async def test_the_side_door_leads_to_the_ledger_and_is_not_in_it(bedrock, http)
     assert (len(bedrock.ledger), bedrock.ledger.arrived) == (0, 0)
 
 
-async def test_the_side_door_takes_a_plan_and_refuses_nonsense(bedrock, http):
+async def test_admin_routes_accept_plan_and_refuse_malformed_one(bedrock, http):
     url, path = f"{bedrock.url}/_simulator/plan", f"{bedrock.url}/model/{CLAUDE}/invoke"
     async with http.put(url, json={"next": [{"fault": "nonsense"}]}) as answer:
         assert answer.status == 400
@@ -253,7 +253,7 @@ async def test_the_side_door_takes_a_plan_and_refuses_nonsense(bedrock, http):
         assert answer.status == 400
 
 
-async def test_a_body_that_never_ends_leaves_no_trace(bedrock):
+async def test_body_that_never_ends_leaves_no_entry(bedrock):
     _, writer = await asyncio.open_connection("127.0.0.1", bedrock.port)
     writer.write(b"POST /model/m/invoke HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf")
     await writer.drain()
@@ -262,7 +262,7 @@ async def test_a_body_that_never_ends_leaves_no_trace(bedrock):
     assert len(bedrock.ledger) == 0
 
 
-def test_as_a_process_it_answers_and_its_file_tells_what_it_did(tmp_path):
+def test_simulator_process_answers_and_writes_ledger_file(tmp_path):
     file = tmp_path / "ledger"
     with bedrock_process("--ledger", str(file)) as bedrock, closing(boto_client(bedrock.url)) as client:
         bedrock.plan({"fault": "throttle"}, always={"output_tokens": 7})
@@ -278,7 +278,7 @@ def test_as_a_process_it_answers_and_its_file_tells_what_it_did(tmp_path):
     assert told[1]["usage"]["output_tokens"] == 7
 
 
-def test_as_a_process_it_knows_its_keys_and_ends_when_told(tmp_path):
+def test_simulator_process_checks_keys_and_stops_on_signal(tmp_path):
     keys = Keys("OWNKEY", "own-secret")
     with bedrock_process("--access-key", "OWNKEY", "--secret-key", "own-secret") as bedrock:
         with closing(boto_client(bedrock.url)) as client, pytest.raises(ClientError, match="UnrecognizedClient"):

@@ -100,13 +100,13 @@ def assert_fits(document: Any, shape: Shape, place: str = "") -> None:
         ("StartAsyncInvoke", "/async-invoke", JOB),
     ],
 )
-async def test_an_answer_fits_the_services_own_model(bedrock, http, ask, operation, path, body):
+async def test_response_fits_service_model(bedrock, http, ask, operation, path, body):
     status, _, raw = await post(http, bedrock.url + path, body)
     assert status == 200, raw
     assert_fits(json.loads(raw), ask.client.meta.service_model.operation_model(operation).output_shape)
 
 
-async def test_what_is_told_of_a_job_fits_too(bedrock, http, ask):
+async def test_job_responses_fit_service_model(bedrock, http, ask):
     _, _, raw = await post(http, f"{bedrock.url}/async-invoke", JOB | {"clientRequestToken": "once"})
     model = ask.client.meta.service_model
     for path, operation in (
@@ -118,7 +118,7 @@ async def test_what_is_told_of_a_job_fits_too(bedrock, http, ask):
 
 
 @pytest.mark.parametrize("body", [TURN, EVERYTHING, CALLING])
-async def test_every_event_of_a_conversation_fits_the_model(bedrock, http, ask, body):
+async def test_every_converse_stream_event_fits_service_model(bedrock, http, ask, body):
     _, headers, raw = await post(http, f"{bedrock.url}/model/{CLAUDE}/converse-stream", body)
     assert headers["Content-Type"] == "application/vnd.amazon.eventstream"
     buffer = EventStreamBuffer()
@@ -141,7 +141,7 @@ async def test_every_event_of_a_conversation_fits_the_model(bedrock, http, ask, 
         (f"/model/{NOVA}/invoke", TURN),
     ],
 )
-async def test_the_same_request_gets_the_same_bytes_also_from_another_simulator(bedrock, http, path, body):
+async def test_same_request_gets_same_bytes_from_another_simulator(bedrock, http, path, body):
     async with simulated_bedrock() as other:
         answers = {(await post(http, url + path, body))[2] for url in (bedrock.url, bedrock.url, other.url)}
         changed = (await post(http, bedrock.url + path, json.loads(json.dumps(body).replace("h", "H"))))[2]

@@ -35,13 +35,13 @@ def replaced(headers, name, change):
     return [(key, change(value.decode()).encode() if key == name else value) for key, value in headers]
 
 
-def test_what_botocore_signs_is_accepted():
+def test_botocore_signature_is_accepted():
     asked(signed())
     asked(signed(TEMPORARY), TEMPORARY)
     asked(signed(**{"X-Amz-Content-SHA256": sha256(BODY).hexdigest()}))
 
 
-def test_two_headers_of_one_name_are_signed_together():
+def test_repeated_headers_are_signed_together():
     headers = signed(**{"X-Twice": "one,two"})
     headers.remove((b"X-Twice", b"one,two"))
     asked([*headers, (b"x-twice", b"one"), (b"x-twice", b"two")])
@@ -63,7 +63,7 @@ def test_one_changed_byte_is_refused(change):
     assert (refused.value.kind, refused.value.status) == ("InvalidSignatureException", 403)
 
 
-def test_a_changed_signed_header_is_refused_and_an_unsigned_one_is_not():
+def test_changed_signed_header_is_refused_and_unsigned_is_not():
     headers = signed(**{"X-Amzn-Bedrock-Request-Metadata": '{"a":"b"}'})
     changed = replaced(headers, b"X-Amzn-Bedrock-Request-Metadata", lambda value: value.replace("b", "c"))
     with pytest.raises(AwsError, match="InvalidSignature"):
@@ -100,39 +100,39 @@ def test_a_changed_signed_header_is_refused_and_an_unsigned_one_is_not():
         (lambda: [(b"Authorization", b"Bearer wrong")], "AccessDeniedException"),
     ],
 )
-def test_everyone_else_is_refused_as_aws_does(headers, kind):
+def test_unsigned_request_is_refused_like_aws(headers, kind):
     with pytest.raises(AwsError) as refused:
         asked(headers())
     assert (refused.value.kind, refused.value.status) == (kind, 403)
 
 
-def test_temporary_keys_need_their_token():
+def test_temporary_keys_need_session_token():
     with pytest.raises(AwsError, match="UnrecognizedClient"):
         asked(signed(Keys("ASIATEST", "secret")), TEMPORARY)
 
 
-def test_the_host_has_to_be_signed():
+def test_host_must_be_signed():
     headers = replaced(signed(), b"Authorization", lambda value: re.sub(r"host;", "", value))
     with pytest.raises(AwsError, match="signed header"):
         asked(headers)
 
 
 @pytest.mark.parametrize("late", [MAX_SKEW_SECONDS + 2, -MAX_SKEW_SECONDS - 2])
-def test_a_signature_of_another_time_is_refused(late):
+def test_signature_of_other_time_is_refused(late):
     with pytest.raises(AwsError, match=r"Signature (expired|not yet current)"):
         asked(signed(), late=late)
 
 
-def test_a_region_is_checked_where_one_is_configured():
+def test_region_is_checked_if_configured():
     asked(signed(region="eu-west-1"))
     with pytest.raises(AwsError, match="valid region"):
         asked(signed(region="eu-west-1"), Keys("AKIDTEST", "secret", region="us-east-1"))
 
 
-def test_an_api_key_is_enough():
+def test_api_key_is_accepted():
     asked([(b"Authorization", b"Bearer api-key")])
 
 
-def test_an_api_key_is_not_accepted_where_none_is_configured():
+def test_api_key_is_refused_if_none_is_configured():
     with pytest.raises(AwsError):
         asked([(b"Authorization", b"Bearer api-key")], TEMPORARY)

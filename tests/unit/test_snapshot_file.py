@@ -74,7 +74,7 @@ def known(notebook: SnapshotFile, most: int = 10) -> set[int]:
     return {number for number in range(most) if notebook.snapshot.find_settings(scope(number)) is not None}
 
 
-async def test_what_is_written_is_read(tmp_path: Path) -> None:
+async def test_written_snapshot_is_read_back(tmp_path: Path) -> None:
     await written(tmp_path, 1, 2, 3)
     assert os.listdir(tmp_path) == ["notes-0"]
     assert stat.S_IMODE((tmp_path / "notes-0").stat().st_mode) == 0o600
@@ -83,7 +83,7 @@ async def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert not found.snapshot.has_changes
 
 
-async def test_settings_are_written_at_once_and_nothing_without_news(tmp_path: Path) -> None:
+async def test_changed_settings_are_written_at_once_and_unchanged_not(tmp_path: Path) -> None:
     clock = ManualClock()
     notebook, file = SnapshotFile(tmp_path, clock), tmp_path / "notes-0"
 
@@ -103,9 +103,7 @@ async def test_settings_are_written_at_once_and_nothing_without_news(tmp_path: P
     assert await is_written()
 
 
-async def test_what_is_spent_is_written_now_and_then_and_not_with_every_flush(
-    tmp_path: Path, exact_store: Store
-) -> None:
+async def test_spend_is_written_periodically(tmp_path: Path, exact_store: Store) -> None:
     clock, who, file = ManualClock(), new_caller(), tmp_path / "notes-0"
     notebook = SnapshotFile(tmp_path, clock)
     await put_budget(exact_store, who.org, {"premium": 100})
@@ -136,7 +134,7 @@ async def test_what_is_spent_is_written_now_and_then_and_not_with_every_flush(
             assert not notebook.snapshot.pending_count
 
 
-async def test_a_label_that_moves_on_is_written_soon(tmp_path: Path, exact_store: Store) -> None:
+async def test_label_change_is_written_soon(tmp_path: Path, exact_store: Store) -> None:
     clock, who = ManualClock(), new_caller()
     notebook = SnapshotFile(tmp_path, clock)
     await put_budget(exact_store, who.org, {"premium": 10, "economy": 1})
@@ -154,7 +152,7 @@ async def test_a_label_that_moves_on_is_written_soon(tmp_path: Path, exact_store
     assert stood.sticky_item["active_model_label"] == "economy"
 
 
-async def test_a_large_one_is_written_more_seldom(tmp_path: Path) -> None:
+async def test_large_snapshot_is_written_less_often(tmp_path: Path) -> None:
     clock = ManualClock()
     notebook, file = SnapshotFile(tmp_path, clock), tmp_path / "notes-0"
     writes = 0
@@ -169,7 +167,7 @@ async def test_a_large_one_is_written_more_seldom(tmp_path: Path) -> None:
     assert 5 < writes <= 60 * book.MAX_BYTES_PER_SECOND / file.stat().st_size + 2
 
 
-async def test_each_worker_reads_all_and_those_that_are_no_more_are_cleared_up(tmp_path: Path) -> None:
+async def test_each_worker_reads_all_snapshots_and_removes_outdated_ones(tmp_path: Path) -> None:
     for worker in range(4):
         await written(tmp_path, worker, 7, worker=worker, version=worker)
     (tmp_path / "new-notes-3").write_bytes(b"half of one")
@@ -184,7 +182,7 @@ async def test_each_worker_reads_all_and_those_that_are_no_more_are_cleared_up(t
     assert known(await read(tmp_path)) == {0, 1, 2, 3, 5, 7}
 
 
-async def test_what_others_write_later_is_read_when_it_is_asked_for_and_not_often(tmp_path: Path) -> None:
+async def test_later_snapshot_of_other_worker_is_read_on_demand(tmp_path: Path) -> None:
     clock = ManualClock()
     second = SnapshotFile(tmp_path, clock, 1, 2)
     await second.open()
@@ -200,7 +198,7 @@ async def test_what_others_write_later_is_read_when_it_is_asked_for_and_not_ofte
     assert known(second) == {1, 2}
 
 
-async def test_nobody_waits_for_what_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_does_not_wait_for_slow_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The look is for a call, and a disk may take its time over a sync."""
     at_it, gate = threading.Event(), threading.Event()
 
@@ -224,7 +222,7 @@ async def test_nobody_waits_for_what_is_being_written(tmp_path: Path, monkeypatc
         await writing
 
 
-async def test_what_is_none_of_its_own_stays(tmp_path: Path) -> None:
+async def test_foreign_files_are_kept(tmp_path: Path) -> None:
     for name in ("notes-", "notes-01", "notes-x", "notes-1.txt", "notes-5000000000"):
         (tmp_path / name).write_bytes(encode_line(b'["NOTES",1]'))
     found = await read(tmp_path)
@@ -233,7 +231,7 @@ async def test_what_is_none_of_its_own_stays(tmp_path: Path) -> None:
     assert len(os.listdir(tmp_path)) == 6
 
 
-async def test_cut_anywhere_it_says_what_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_truncated_snapshot_is_read_up_to_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     await written(tmp_path, 1, 2, 3)
     whole = (tmp_path / "notes-0").read_bytes()
     ends = [at for at, byte in enumerate(whole) if byte == 10]
@@ -246,7 +244,7 @@ async def test_cut_anywhere_it_says_what_is_left(tmp_path: Path, caplog: pytest.
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_spoilt_in_any_way_it_keeps_nobody_from_starting(
+async def test_corrupted_snapshot_never_prevents_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -269,7 +267,7 @@ async def test_spoilt_in_any_way_it_keeps_nobody_from_starting(
     [b"", b"\0" * 5000, b"\n\n\n", encode_line(b'["NOTES",2]') + NOTE, NOTE, encode_line(b"[]"), b"x" * 10**6],
     ids=["empty", "zeros", "lines", "of another version", "no head", "an empty line", "noise"],
 )
-async def test_a_file_that_is_none_is_passed_over(
+async def test_file_with_other_content_is_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
 ) -> None:
     (tmp_path / "notes-0").write_bytes(content)
@@ -279,7 +277,7 @@ async def test_a_file_that_is_none_is_passed_over(
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "link", "too large"])
-async def test_what_stands_in_the_place_of_a_file_is_passed_over(
+async def test_other_file_type_in_place_of_snapshot_is_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     path = tmp_path / "notes-0"
@@ -302,7 +300,7 @@ async def test_what_stands_in_the_place_of_a_file_is_passed_over(
         assert known(await read(tmp_path)) == {1}
 
 
-async def test_another_files_place_is_never_written_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_symbolic_link_is_never_written_through(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "somebodys").write_bytes(b"precious")
     (tmp_path / "new-notes-0").symlink_to(tmp_path / "somebodys")
     await written(tmp_path, 1)
@@ -311,9 +309,7 @@ async def test_another_files_place_is_never_written_to(tmp_path: Path, caplog: p
 
 
 @with_disks
-async def test_on_a_disk_with_little_room_it_leaves_that_to_the_journal(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_nearly_full_disk_is_left_to_journal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
     with disks.small_disk(tmp_path, 12) as disk:
         notebook = SnapshotFile(disk, clock)
@@ -333,7 +329,7 @@ async def test_on_a_disk_with_little_room_it_leaves_that_to_the_journal(
 
 
 @with_disks
-async def test_a_folder_that_nobody_may_write_to_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_read_only_folder_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     await written(tmp_path, 1)
     clock = ManualClock()
     with disks.read_only(tmp_path):
@@ -347,7 +343,7 @@ async def test_a_folder_that_nobody_may_write_to_is_told_once(tmp_path: Path, ca
     assert known(await read(tmp_path)) == {1}
 
 
-async def test_killed_at_any_moment_it_leaves_all_of_the_last_or_all_of_the_one_before(
+async def test_kill_at_any_moment_leaves_last_or_former_snapshot(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     chance, least = random.Random(20261119), 0

@@ -60,7 +60,7 @@ def _missed(db: Db, tmp_path: Path) -> list[str]:
     return [goal.goal for goal in verdict.goals if not goal.is_reached]
 
 
-def test_books_that_agree(db: Db, tmp_path: Path) -> None:
+def test_consistent_books_are_accepted(db: Db, tmp_path: Path) -> None:
     assert _missed(db, tmp_path) == []
 
 
@@ -95,19 +95,19 @@ MISTAKES: dict[str, Callable[[Db], object]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_each_mistake_is_seen(mistake: str, db: Db, tmp_path: Path) -> None:
+def test_each_mistake_is_detected(mistake: str, db: Db, tmp_path: Path) -> None:
     MISTAKES[mistake](db)
     assert mistake in _missed(db, tmp_path)
 
 
-def test_a_call_that_is_in_no_book_of_ours(db: Db, tmp_path: Path) -> None:
+def test_call_missing_in_all_books_is_detected(db: Db, tmp_path: Path) -> None:
     """Broken off, so it may be estimated; but it has to be."""
     db.execute("delete from receipts where request = 'cut'")
     assert _missed(db, tmp_path) == ["calls that were served and of which there is not even an estimate"]
 
 
 @pytest.mark.parametrize("otherwise", ["is_held = 1", "scopes = 2"])
-def test_a_call_by_other_settings_than_its_orgs(otherwise: str, db: Db, tmp_path: Path) -> None:
+def test_call_with_settings_of_no_org_is_detected(otherwise: str, db: Db, tmp_path: Path) -> None:
     """As one of a sidecar that does not know them."""
     db.execute(f"update receipts set {otherwise} where request = 'cut'")
     assert _missed(db, tmp_path) == ["calls on another day, or paid otherwise, than their org says"]

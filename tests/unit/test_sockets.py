@@ -73,14 +73,14 @@ async def test_free_port_is_the_same_at_every_address(machine: Machine) -> None:
     assert names(await bind_sockets("localhost", 0)) == [(address, 40_001) for address in ADDRESSES]
 
 
-async def test_port_taken_at_a_later_address_is_passed_over_and_let_go(machine: Machine) -> None:
+async def test_port_taken_at_a_later_address_is_skipped_and_closed(machine: Machine) -> None:
     machine.taken |= {"127.0.0.2": {40_001, 40_002}, "::1": {40_003}}
     sockets = await bind_sockets("localhost", 0)
     assert names(sockets) == [(address, 40_004) for address in ADDRESSES]
     assert machine.open == sockets
 
 
-async def test_search_for_a_free_port_ends_with_an_error(machine: Machine) -> None:
+async def test_port_search_is_bounded(machine: Machine) -> None:
     machine.taken["::1"] = set(range(65_536))
     with pytest.raises(ListenFailed, match=r"^cannot listen on localhost:0: Address already in use$"):
         await bind_sockets("localhost", 0)
@@ -106,11 +106,11 @@ async def test_address_that_this_machine_lacks_is_left_out(machine: Machine) -> 
     ("host", "words"),
     [("192.0.2.1", r"192\.0\.2\.1:0: Cannot assign"), ("2001:db8::1", r"\[2001:db8::1\]:0: "), ("no.invalid", ": ")],
 )
-async def test_what_cannot_be_listened_on_is_one_clear_line(host: str, words: str) -> None:
+async def test_unusable_address_is_reported_in_one_line(host: str, words: str) -> None:
     with pytest.raises(ListenFailed, match=f"^cannot listen on .*{words}"):
         await bind_sockets(host, 0)
 
 
-async def test_a_port_that_is_taken_is_not_shared() -> None:
+async def test_taken_port_is_not_shared() -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder, pytest.raises(ListenFailed, match="Address already in use"):
         await bind_sockets("127.0.0.1", holder.getsockname()[1])

@@ -24,21 +24,21 @@ time for request:      178us     51.20ms      6.43ms      3.99ms    68.10%
 """
 
 
-def test_a_spread_is_the_median_between_the_lowest_and_the_highest() -> None:
+def test_spread_has_median_lowest_and_highest() -> None:
     assert Spread.of([3.0, 1.0, 2.0, 10.0]) == Spread(2.5, 1.0, 10.0)
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.01, 1), (0.5, 50), (0.99, 99), (1.0, 100)])
-def test_percentiles(share: float, value: int) -> None:
+def test_percentiles_are_computed(share: float, value: int) -> None:
     assert percentile(range(100, 0, -1), share) == value
 
 
-def test_ratios_need_both() -> None:
+def test_ratio_needs_both_figures() -> None:
     assert ratio(3.0, 2.0) == 1.5
     assert (ratio(None, 2.0), ratio(1.0, None), ratio(1.0, 0.0)) == (None, None, None)
 
 
-def test_figures_are_kept_by_round_and_come_back_from_json() -> None:
+def test_figures_are_kept_per_round_and_survive_json() -> None:
     figures = Figures(about={"date": "2026-11-19"})
     for rate in (1.0, 3.0, 2.0):
         figures.add("http1", 64, "nginx", per_second=rate, cpu_us=None)
@@ -50,23 +50,23 @@ def test_figures_are_kept_by_round_and_come_back_from_json() -> None:
     assert not again.is_known("http1", 6)
 
 
-def test_rounds_begin_with_another_each() -> None:
+def test_rounds_start_with_a_different_contender() -> None:
     assert [turned("abc", number) for number in range(4)] == [list("abc"), list("bca"), list("cab"), list("abc")]
     assert turned("", 3) == []
 
 
-def test_wrk_is_read() -> None:
+def test_wrk_output_is_parsed() -> None:
     speed = wrk_told("noise\nRESULT 17271 1004438 0 0 328.000000 17674.000000\n")
     assert (round(speed.per_second), speed.median_us, speed.p99_us, speed.requests) == (17195, 328.0, 17674.0, 17271)
 
 
 @pytest.mark.parametrize("told", ["", "RESULT 0 1000000 0 0 0 0", "RESULT 9 1000 1 0 3 4", "RESULT 9 1000 0 1 3 4"])
-def test_a_load_that_was_refused_or_broke_is_no_figure(told: str) -> None:
+def test_refused_or_broken_load_gives_no_figure(told: str) -> None:
     with pytest.raises(CannotMeasure):
         wrk_told(told)
 
 
-def test_h2load_is_read_and_its_log_has_the_times() -> None:
+def test_h2load_output_is_parsed() -> None:
     log = "".join(f"1700000000000000\t200\t{micros}\n" for micros in range(1, 101))
     speed = h2load_told(H2LOAD.format(third=0), log)
     assert (speed.per_second, speed.median_us, speed.p99_us, speed.requests) == (2486.33, 50, 99, 7459)
@@ -75,7 +75,7 @@ def test_h2load_is_read_and_its_log_has_the_times() -> None:
             h2load_told(told, lines)
 
 
-def test_frames_are_bedrock_s_and_all_as_long() -> None:
+def test_benchmark_frames_match_bedrock_and_have_one_size() -> None:
     frames = answer()
     watcher = FrameWatcher({"metadata": 1000})
     (last,) = watcher.feed(b"".join(frames))
@@ -85,13 +85,13 @@ def test_frames_are_bedrock_s_and_all_as_long() -> None:
     assert unchunked(b"".join(map(chunk, frames)) + b"0\r\n\r\n") == b"".join(frames)
 
 
-def test_questions_have_a_number_and_one_length() -> None:
+def test_benchmark_requests_have_a_number_and_one_length() -> None:
     assert [number_of(numbered(number)) for number in (0, 7, 1999)] == [0, 7, 1999]
     assert len(numbered(1999)) == len(QUESTION)
     assert json.loads(numbered(3))
 
 
-def test_a_flame_graph_names_no_folder_of_the_machine() -> None:
+def test_flame_graph_shows_no_local_paths() -> None:
     drawn = (
         '<text id="title" x="1">py-spy record -o /tmp/x/flame.svg</text>'
         "<title>run (/srv/us/proxy/price_keeper/app.py:3) (2 samples)</title>"
@@ -112,7 +112,7 @@ def _frame(name: str, level: int, begin: int, width: int) -> str:
     return f'<g>{title}<rect x="0.1%" y="{level}" width="1%" height="15" fg:x="{begin}" fg:w="{width}"/></g>'
 
 
-def test_of_a_flame_graph_each_room_has_its_own_part_alone() -> None:
+def test_flame_graph_shares_are_per_room() -> None:
     drawn = (
         _frame("all", 20, 0, 1000)
         + _frame("run (asyncio/runners.py:1)", 36, 0, 900)

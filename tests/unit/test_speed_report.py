@@ -58,7 +58,7 @@ def by_goal(figures: Figures) -> dict[str, goals.Goal]:
     return {each.goal: each for each in goals.reached(figures)}
 
 
-def test_goals_are_held_against_the_figures() -> None:
+def test_goals_are_compared_with_figures() -> None:
     told = by_goal(sample())
     beside_nginx = told["requests a second, 64 connections, beside nginx"]
     assert (beside_nginx.reached, beside_nginx.is_reached) == ("0.50 times (15,000 to 30,000)", True)
@@ -69,7 +69,7 @@ def test_goals_are_held_against_the_figures() -> None:
     assert all(each.is_reached is None for each in goals.reached(Figures()))
 
 
-def test_the_page_has_every_part_and_shows_every_plot(tmp_path: Path) -> None:
+def test_page_has_every_part_and_every_plot(tmp_path: Path) -> None:
     folder = tmp_path / "performance"
     folder.mkdir()
     (folder / report.RESULTS).write_text(json.dumps(sample().as_json()))
@@ -93,13 +93,13 @@ def test_the_page_has_every_part_and_shows_every_plot(tmp_path: Path) -> None:
     assert str(tmp_path) not in text
 
 
-def test_a_page_of_nothing_measured_is_a_page() -> None:
+def test_page_without_measurements_is_complete() -> None:
     page, plots = report.made(Figures(), {}, "performance")
     assert "not measured" in page
     assert plots == {}
 
 
-def test_tables_hold_any_cell() -> None:
+def test_table_accepts_any_cell() -> None:
     assert report.table(["a", "b"], [[1_000_000, None], ["x|y", True]]).splitlines()[2:] == [
         "| 1,000,000 |  |",
         "| x\\|y | True |",
@@ -118,11 +118,11 @@ def test_tables_hold_any_cell() -> None:
         (-3.0, "-3.00"),
     ],
 )
-def test_numbers_have_the_digits_one_reads(value: float, told: str) -> None:
+def test_numbers_have_readable_digits(value: float, told: str) -> None:
     assert number(value) == told
 
 
-def test_ticks_are_round_and_go_as_far_as_the_figures() -> None:
+def test_ticks_are_round_and_cover_figures() -> None:
     assert linear_ticks(0, 64) == [0, 20, 40, 60]
     assert linear_ticks(0, 0.9) == [0, 0.2, 0.4, 0.6, 0.8]
     assert linear_ticks(5, 5)[0] <= 5
@@ -135,7 +135,7 @@ def texts(svg: str) -> list[str]:
     return [each.text or "" for each in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
-def test_bars_tell_their_name_and_their_figure_and_stay_inside() -> None:
+def test_bars_have_name_and_figure_and_stay_inside() -> None:
     colour = count()
     drawn = [
         Bar(name, Spread(value, value * 0.8, value * 1.1), next(colour)) for name, value in (("a<b", 3.0), ("c", 5e3))
@@ -146,7 +146,7 @@ def test_bars_tell_their_name_and_their_figure_and_stay_inside() -> None:
     assert max(rights) <= 760
 
 
-def test_lines_are_drawn_on_either_axis() -> None:
+def test_lines_are_drawn_on_linear_and_logarithmic_axis() -> None:
     series = [Line("ours", [(1, 10.0), (100, 20.0)]), Line("theirs", [(1, 5.0), (100, 0.0)])]
     for is_log in (False, True):
         svg = lines("Title", "orgs", "µs", series, log_x=is_log, log_y=is_log)

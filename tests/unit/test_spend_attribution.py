@@ -16,24 +16,24 @@ TWO = UsageCounts(2, 1, 30, 20, 1, 2, 3, 4, 5000)
 BOTH = ONE.plus(TWO)
 
 
-def test_under_org_what_the_apps_leave_is_of_callers_without_one() -> None:
+def test_org_scope_remainder_belongs_to_callers_without_app() -> None:
     found = attribute_spend({"premium": BOTH}, {"shop": {"premium": ONE}}, "ORG")
     assert found == Attribution([AppSpend("shop", "premium", ONE), AppSpend(None, "premium", TWO)], None)
 
 
-def test_under_org_nothing_is_left_where_every_caller_has_an_app() -> None:
+def test_org_scope_without_remainder_has_only_apps() -> None:
     apps = {"shop": {"premium": ONE}, "bot": {"premium": TWO}}
     assert attribute_spend({"premium": BOTH}, apps, "ORG") == Attribution(
         [AppSpend("shop", "premium", ONE), AppSpend("bot", "premium", TWO)], None
     )
 
 
-def test_under_app_callers_without_one_stand_beside_the_apps() -> None:
+def test_app_scope_lists_callers_without_app_beside_apps() -> None:
     found = attribute_spend({"premium": ONE}, {"shop": {"premium": TWO}}, "APP")
     assert found == Attribution([AppSpend("shop", "premium", TWO), AppSpend(None, "premium", ONE)], None)
 
 
-def test_what_might_hold_the_apps_is_told() -> None:
+def test_ambiguous_org_counter_has_a_caveat() -> None:
     """Every counter fits both: callers without an app that spend more than all apps, and a day under ORG."""
     found = attribute_spend({"premium": BOTH}, {"shop": {"premium": ONE}}, "APP")
     assert found == Attribution(
@@ -43,7 +43,7 @@ def test_what_might_hold_the_apps_is_told() -> None:
     assert sure.caveat is None  # under ORG there would be an own counter of economy
 
 
-def test_with_one_kind_alone_there_is_no_question() -> None:
+def test_single_counter_kind_is_unambiguous() -> None:
     for quota_scope in ("ORG", "APP"):
         assert attribute_spend({}, {"shop": {"premium": ONE}}, quota_scope).spend == [AppSpend("shop", "premium", ONE)]
         assert attribute_spend({"premium": ONE}, {}, quota_scope).spend == [AppSpend(None, "premium", ONE)]
@@ -51,7 +51,7 @@ def test_with_one_kind_alone_there_is_no_question() -> None:
         assert apart == Attribution([AppSpend("shop", "premium", ONE), AppSpend(None, "economy", TWO)], None)
 
 
-def test_a_day_under_org_is_known_when_the_org_counts_by_app_by_now() -> None:
+def test_former_org_scope_is_recognised_after_change_to_app() -> None:
     own = {"premium": ONE, "economy": BOTH}
     found = attribute_spend(own, {"shop": {"premium": ONE, "economy": TWO}}, "APP")
     assert found.spend == [
@@ -62,7 +62,7 @@ def test_a_day_under_org_is_known_when_the_org_counts_by_app_by_now() -> None:
     assert found.caveat is AttributionCaveat.INCLUDED_APPS
 
 
-def test_an_own_counter_below_its_apps_adds_nothing_and_is_told() -> None:
+def test_org_counter_below_apps_adds_nothing_and_has_a_caveat() -> None:
     found = attribute_spend({"premium": ONE}, {"shop": {"premium": BOTH}}, "ORG")
     assert found == Attribution([AppSpend("shop", "premium", BOTH)], AttributionCaveat.LOWER_THAN_APPS)
     partly = attribute_spend({"premium": ONE}, {"shop": {"premium": ONE, "economy": TWO}}, "ORG")
@@ -102,7 +102,7 @@ def _truth(made: list) -> dict:
 
 @given(calls, st.sampled_from(["ORG", "APP"]))
 @settings(max_examples=tries(500))
-def test_every_call_is_told_once(made: list, quota_scope: str) -> None:
+def test_every_call_is_attributed_once(made: list, quota_scope: str) -> None:
     own, apps = _counted(made, quota_scope)
     sums: dict[str, UsageCounts] = {}
     for labels in apps.values():
@@ -117,7 +117,7 @@ def test_every_call_is_told_once(made: list, quota_scope: str) -> None:
 
 @given(calls, calls, st.sampled_from(["ORG", "APP"]))
 @settings(max_examples=tries(500))
-def test_nothing_is_told_twice_on_a_day_of_change(before: list, after: list, quota_scope: str) -> None:
+def test_scope_change_day_attributes_nothing_twice(before: list, after: list, quota_scope: str) -> None:
     """Under the new scope: never more than was spent, if it is ORG; and the apps' own spend always, exactly."""
     old = "APP" if quota_scope == "ORG" else "ORG"
     (own, apps), (new_own, new_apps) = _counted(before, old), _counted(after, quota_scope)

@@ -47,7 +47,7 @@ def view(spent: dict[str, float], active: int = 0, **courses: SpendCurve) -> Bud
     )
 
 
-def test_the_pace_is_that_of_the_last_hour() -> None:
+def test_spend_rate_is_of_last_hour() -> None:
     known = course((-5, 0), (-1, 1), (0, 3))
     found = compute_spend_rate(known, NOON)
     assert found is not None
@@ -58,11 +58,11 @@ def test_the_pace_is_that_of_the_last_hour() -> None:
 
 
 @pytest.mark.parametrize("known", [None, course((0, 1)), course((-1 / HOUR_SECONDS * 59, 1), (0, 9))])
-def test_of_less_than_a_minute_no_pace_is_told(known: SpendCurve | None) -> None:
+def test_less_than_a_minute_gives_no_spend_rate(known: SpendCurve | None) -> None:
     assert compute_spend_rate(known, NOON) is None
 
 
-def test_when_a_quota_is_reached() -> None:
+def test_time_of_reaching_quota_is_forecast() -> None:
     def told(usd: float, known: SpendCurve | None, quota: float = 10) -> tuple[str, str | None]:
         seen = view({"premium": usd}, **({} if known is None else {"premium": known}))
         found = forecast_quota(seen, "premium", round(quota * PICO_PER_USD))
@@ -77,7 +77,7 @@ def test_when_a_quota_is_reached() -> None:
     assert told(0, None, quota=0) == ("reached", None)
 
 
-def test_a_larger_quota_keeps_its_label_a_smaller_one_ends_it() -> None:
+def test_larger_quota_keeps_label_and_smaller_ends_it() -> None:
     seen = view({"premium": 6, "standard": 1}, premium=course((-3, 0), (0, 6)))
     smaller = simulate_quota(seen, "premium", 4 * PICO_PER_USD)
     assert smaller["as_it_is"]["serves"] == "premium"
@@ -89,7 +89,7 @@ def test_a_larger_quota_keeps_its_label_a_smaller_one_ends_it() -> None:
     assert larger["reached"] == {"state": "expected", "at": "2026-11-18T16:00:00Z"}
 
 
-def test_a_label_that_was_left_is_not_gone_back_to_in_this_period() -> None:
+def test_left_label_is_not_served_again_in_period() -> None:
     left = view({"premium": 10, "standard": 2}, active=1, premium=course((-5, 0), (-4, 10)))
     found = simulate_quota(left, "premium", 20 * PICO_PER_USD)["as_it_would_be"]
     assert (found["serves"], found["would_have_served"]) == ("standard", "premium")
@@ -99,7 +99,7 @@ def test_a_label_that_was_left_is_not_gone_back_to_in_this_period() -> None:
     assert everything["as_it_would_be"]["serves"] is None
 
 
-def test_a_label_that_is_new_to_serve_goes_at_the_pace_at_which_it_was_last_spent() -> None:
+def test_newly_serving_label_uses_its_last_spend_rate() -> None:
     seen = view({"premium": 10}, premium=course((-5, 0), (-3, 10), (0, 10)))
     assert forecast_quota(seen, "premium", 20 * PICO_PER_USD)["state"] == "not_in_this_period"
     found = simulate_quota(seen, "premium", 20 * PICO_PER_USD)["as_it_would_be"]
@@ -107,7 +107,7 @@ def test_a_label_that_is_new_to_serve_goes_at_the_pace_at_which_it_was_last_spen
     assert found["labels"][0]["reached"] == {"state": "expected", "at": "2026-11-18T14:00:00Z"}
 
 
-def test_without_a_chain_nothing_is_said_to_serve() -> None:
+def test_forecast_without_chain_names_no_label() -> None:
     bare = replace(view({}), ordering=(), quotas={}, spent={})
     assert describe_outcome(bare, {}) == {"serves": None, "would_have_served": None, "labels": []}
 
@@ -116,7 +116,7 @@ AMOUNTS = st.integers(0, 12)
 
 
 @given(st.lists(st.tuples(AMOUNTS, AMOUNTS), min_size=1, max_size=4), st.integers(0, 3))
-def test_what_serves_is_what_the_policy_lets_through(figures: list[tuple[int, int]], active: int) -> None:
+def test_serving_label_matches_policy(figures: list[tuple[int, int]], active: int) -> None:
     labels = [f"label-{number}" for number in range(len(figures))]
     active = min(active, len(labels) - 1)
     spent = {label: amount for label, (amount, _) in zip(labels, figures, strict=True)}

@@ -16,7 +16,7 @@ from tests.support.clock import ManualClock
 APPS = 50  # each charged to its own scope: more than one transaction takes
 
 
-async def test_spend_of_a_half_flushed_segment_counts_once_after_a_restart(tmp_path: Path, exact_store: Store) -> None:
+async def test_half_flushed_segment_counts_once_after_restart(tmp_path: Path, exact_store: Store) -> None:
     clock, org = ManualClock(), new_caller().org
     notes = BudgetSnapshot(clock.now)
     everybody = [new_caller(f"app{number}", org) for number in range(APPS)]

@@ -21,7 +21,7 @@ TOLD = st.lists(st.tuples(st.integers(1, 600), st.integers(0, 10**9)), max_size=
 
 
 @given(TOLD)
-def test_a_course_is_bounded_grows_only_and_keeps_its_ends(steps: list[tuple[int, int]]) -> None:
+def test_history_is_bounded_monotonic_and_keeps_ends(steps: list[tuple[int, int]]) -> None:
     course, now, pico = SpendCurve(SpendSample(1000.0, 5)), 1000.0, 5
     for seconds, more in steps:
         now, pico = now + seconds, pico + more
@@ -33,7 +33,7 @@ def test_a_course_is_bounded_grows_only_and_keeps_its_ends(steps: list[tuple[int
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=2, max_size=MAX_SAMPLES - 1))
-def test_what_is_not_crowded_is_kept_as_it_was_told(amounts: list[int]) -> None:
+def test_sparse_samples_are_kept_exactly(amounts: list[int]) -> None:
     told, pico = [], 0
     for number, more in enumerate(amounts):
         pico += more
@@ -44,7 +44,7 @@ def test_what_is_not_crowded_is_kept_as_it_was_told(amounts: list[int]) -> None:
     assert [course.estimate_at(at) for at, _ in told] == [known for _, known in told]
 
 
-def test_between_points_it_is_a_straight_line_and_while_nothing_is_spent_a_flat_one() -> None:
+def test_estimate_is_linear_between_samples() -> None:
     course = SpendCurve(SpendSample(0.0, 0))
     course.add_sample(100.0, 1000)
     course.add_sample(200.0, 1000)
@@ -62,7 +62,7 @@ def test_between_points_it_is_a_straight_line_and_while_nothing_is_spent_a_flat_
     assert SpendCurve(SpendSample(10.0, 700)).estimate_when_reached(500) is None  # before anything is known
 
 
-def test_what_is_late_or_lower_changes_nothing() -> None:
+def test_late_or_lower_sample_is_ignored() -> None:
     course = SpendCurve(SpendSample(100.0, 10))
     course.add_sample(100.0, 20)
     course.add_sample(90.0, 30)
@@ -70,7 +70,7 @@ def test_what_is_late_or_lower_changes_nothing() -> None:
     assert course.samples == [SpendSample(100.0, 10)]
 
 
-def test_samples_that_come_fast_take_the_place_of_each_other() -> None:
+def test_frequent_samples_replace_each_other() -> None:
     course = SpendCurve(SpendSample(0.0, 0))
     for tick in range(1, 101):
         course.add_sample(tick * MIN_SAMPLE_SECONDS / 10, tick)
@@ -78,7 +78,7 @@ def test_samples_that_come_fast_take_the_place_of_each_other() -> None:
     assert course.samples[-1] == SpendSample(10 * MIN_SAMPLE_SECONDS, 100)
 
 
-def test_more_that_somebody_does_not_know_of_is_news_once() -> None:
+def test_unreported_spend_is_reported_once() -> None:
     course = SpendCurve(SpendSample(0.0, 100))
     assert [course.has_unreported_spend(100), course.has_unreported_spend(99), course.has_unreported_spend(99)] == [
         False,
@@ -89,7 +89,7 @@ def test_more_that_somebody_does_not_know_of_is_news_once() -> None:
     assert course.has_unreported_spend(100)
 
 
-def test_of_too_many_the_one_not_heard_of_for_longest_goes() -> None:
+def test_full_history_evicts_least_recently_used_counter() -> None:
     history = SpendHistory()
     counters = [Counter(f"ORG#{number}", "premium", "DAY#20261118", 8) for number in range(MAX_CURVES + 1)]
     for number, counter in enumerate(counters[:-1]):
@@ -103,7 +103,7 @@ def test_of_too_many_the_one_not_heard_of_for_longest_goes() -> None:
     assert history.get_curves("ORG#2", "DAY#20261119", {"premium": 0}) == {}
 
 
-def test_what_nothing_was_spent_of_takes_no_room_from_what_was() -> None:
+def test_unspent_counters_do_not_displace_spent_ones() -> None:
     """A page may ask for any number of apps that do not exist."""
     history = SpendHistory()
     spent = Counter("ORG#0", "premium", "DAY#20261118", 8)

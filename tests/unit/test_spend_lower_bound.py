@@ -73,7 +73,7 @@ async def test_hard_budget_is_not_refused_for_own_spend_in_a_fresh_total(one: Bu
     assert (decision.label, decision.percent) == ("premium", 82)
 
 
-async def test_exact_read_flips_the_label_as_soon_as_the_quota_is_spent(one: BudgetSidecar) -> None:
+async def test_exact_read_moves_label_as_soon_as_quota_is_spent(one: BudgetSidecar) -> None:
     who = new_caller()
     await put_budget(one.store._store, who.org, QUOTAS)
     await spend_flush_and_read_a_fresh_total(one, who, 57 * USD)
@@ -81,7 +81,7 @@ async def test_exact_read_flips_the_label_as_soon_as_the_quota_is_spent(one: Bud
     assert (await one.decide(who)).label == "standard"
 
 
-async def test_own_spend_alone_spends_a_quota_while_the_store_is_away(one: BudgetSidecar) -> None:
+async def test_own_spend_alone_exhausts_quota_during_store_outage(one: BudgetSidecar) -> None:
     who = new_caller()
     await put_budget(one.store._store, who.org, {"premium": 100})
     await spend_flush_and_read_a_fresh_total(one, who, 57 * USD)
@@ -95,7 +95,7 @@ async def test_own_spend_alone_spends_a_quota_while_the_store_is_away(one: Budge
         await one.decide(who)
 
 
-async def test_flush_that_failed_for_certain_counts_beside_the_shards(one: BudgetSidecar, tmp_path: Path) -> None:
+async def test_flush_that_certainly_failed_counts_beside_shards(one: BudgetSidecar, tmp_path: Path) -> None:
     who, store = new_caller(), one.store._store
     await put_budget(store, who.org, QUOTAS)
     await one.decide(who)
@@ -112,7 +112,7 @@ async def test_flush_that_failed_for_certain_counts_beside_the_shards(one: Budge
     assert (await one.decide(who)).percent == 80
 
 
-async def test_flush_of_unknown_outcome_counts_once_beside_the_shards(one: BudgetSidecar) -> None:
+async def test_flush_of_unknown_outcome_counts_once_beside_shards(one: BudgetSidecar) -> None:
     """Its answer was lost, so it may be in the shards, and is in the journal as well."""
     who = new_caller()
     await put_budget(one.store._store, who.org, QUOTAS)

@@ -96,7 +96,7 @@ def acme(rec: RecordingHarness, exact_store: Store) -> Org:
     return Org(rec, exact_store)
 
 
-async def test_today_is_told_as_of_the_last_flush(acme: Org) -> None:
+async def test_report_of_today_is_as_of_last_flush(acme: Org) -> None:
     acme.call("shop", "premium", 1_000_001)
     acme.call("shop", "guardrails", 7)
     acme.call(None, "premium", 30, estimated=True)
@@ -117,7 +117,7 @@ async def test_today_is_told_as_of_the_last_flush(acme: Org) -> None:
 
 
 @pytest.mark.parametrize("quota_scope", ["ORG", "APP"])
-async def test_of_one_app_the_same_is_told_as_among_all_of_its_org(acme: Org, quota_scope: str) -> None:
+async def test_report_of_one_app_equals_its_part_of_org_report(acme: Org, quota_scope: str) -> None:
     acme.quota_scope = quota_scope
     await acme.register()
     for app in ("shop", "shop-2", "bot", None):
@@ -133,7 +133,7 @@ async def test_of_one_app_the_same_is_told_as_among_all_of_its_org(acme: Org, qu
         assert (found.first, found.last, found.is_running) == (among_all.first, among_all.last, among_all.is_running)
 
 
-async def test_by_app_the_orgs_total_is_the_sum_of_its_apps(acme: Org) -> None:
+async def test_app_scope_total_of_org_is_sum_of_apps(acme: Org) -> None:
     acme.quota_scope = "APP"
     await acme.register()
     acme.call("shop", "premium", 5)
@@ -148,7 +148,7 @@ async def test_by_app_the_orgs_total_is_the_sum_of_its_apps(acme: Org) -> None:
     }
 
 
-async def test_a_stale_total_of_today_is_not_believed(acme: Org) -> None:
+async def test_stale_total_of_today_is_ignored(acme: Org) -> None:
     acme.call("shop", "premium", 1)
     await acme.flush()
     await acme.aggregate()
@@ -171,7 +171,7 @@ class NoShards:
         return await self._store.get_many(keys, **how)
 
 
-async def test_a_day_that_is_over_and_added_up_is_read_from_totals_alone(acme: Org) -> None:
+async def test_aggregated_past_day_is_read_from_totals_alone(acme: Org) -> None:
     acme.call("shop", "premium", 1)
     await acme.flush()
     await acme.rec.clock.advance(12 * HOUR + HOUR + 1)
@@ -183,7 +183,7 @@ async def test_a_day_that_is_over_and_added_up_is_read_from_totals_alone(acme: O
 
 
 @pytest.mark.parametrize("after", [-1, 30, HOUR - 1])
-async def test_a_total_that_may_have_missed_a_late_flush_is_not_believed(acme: Org, after: float) -> None:
+async def test_total_from_before_last_possible_flush_is_ignored(acme: Org, after: float) -> None:
     """Stamped before the day's end; or after it, when calls from before it may still have been flushed."""
     acme.call("shop", "premium", 1)
     await acme.flush()
@@ -197,7 +197,7 @@ async def test_a_total_that_may_have_missed_a_late_flush_is_not_believed(acme: O
     assert not (await acme.report("2026-11-18")).is_final
 
 
-async def test_what_a_journal_brings_weeks_later_is_found_and_nothing_old_is_believed(acme: Org) -> None:
+async def test_late_replay_is_found_and_outdated_totals_are_ignored(acme: Org) -> None:
     acme.call("shop", "premium", 1)
     await acme.flush()
     await acme.rec.clock.leap(2 * DAY)
@@ -212,7 +212,7 @@ async def test_what_a_journal_brings_weeks_later_is_found_and_nothing_old_is_bel
     assert await acme.told("2026-11") == await acme.told("2026-11-18")
 
 
-async def test_a_total_outlives_its_shards(acme: Org) -> None:
+async def test_total_is_used_when_shards_have_expired(acme: Org) -> None:
     """And where some shards have expired, their known sum remains."""
     for pico in (1, 2, 3, 4, 5, 6):
         acme.call("shop", "premium", pico)
@@ -229,7 +229,7 @@ async def test_a_total_outlives_its_shards(acme: Org) -> None:
     assert await acme.told("2026-11-18") == {("shop", "premium", "2026-11-18"): 21}
 
 
-async def test_a_stamp_in_the_future_proves_nothing(acme: Org) -> None:
+async def test_total_with_future_stamp_is_ignored(acme: Org) -> None:
     acme.call("shop", "premium", 1)
     await acme.flush()
     key = build_total_key(Counter(Scope(acme.org, "shop").key, "premium", "DAY#20261118", 8))
@@ -241,7 +241,7 @@ async def test_a_stamp_in_the_future_proves_nothing(acme: Org) -> None:
     assert await acme.told("2026-11-18") == {("shop", "premium", "2026-11-18"): 3}
 
 
-async def test_a_day_that_goes_on_is_read_from_shards_whatever_its_total_says(acme: Org) -> None:
+async def test_running_day_is_read_from_shards(acme: Org) -> None:
     """No flush came since the UTC day ended at which the total was made; yet the org's own day has half to go."""
     acme.zone = load_zone("Etc/GMT+12")
     await acme.register()
@@ -256,7 +256,7 @@ async def test_a_day_that_goes_on_is_read_from_shards_whatever_its_total_says(ac
 
 
 @pytest.mark.parametrize(("first", "second"), [(8, 64), (64, 8)])
-async def test_a_counter_that_was_spread_over_another_number_of_shards(acme: Org, first: int, second: int) -> None:
+async def test_counter_with_changed_shard_count_is_complete(acme: Org, first: int, second: int) -> None:
     """The number in the list of one day, and another in the next day's list."""
     for pico, shards, flushed in ((1, first, NOON), (10, second, NOON + DAY)):
         for _ in range(20):
@@ -267,7 +267,7 @@ async def test_a_counter_that_was_spread_over_another_number_of_shards(acme: Org
     assert await acme.told("2026-11-18") == {("shop", "premium", "2026-11-18"): 220}
 
 
-async def test_a_counter_of_which_nothing_is_left(acme: Org) -> None:
+async def test_counter_without_rows_is_omitted(acme: Org) -> None:
     for scope in (Scope(acme.org), Scope(acme.org, "shop")):
         await acme.store.put(
             Put(schema.active_counter_key("20261118", scope, "premium", "DAY#20261118"), {"shards_8": True})
@@ -276,7 +276,7 @@ async def test_a_counter_of_which_nothing_is_left(acme: Org) -> None:
     assert (await acme.report("2026-11-18")).notes == []
 
 
-async def test_weeks_and_months_are_no_days(acme: Org) -> None:
+async def test_weekly_and_monthly_counters_are_not_days(acme: Org) -> None:
     key = schema.active_counter_key("20261118", Scope(acme.org), "premium", "MONTH#202611")
     await acme.store.put(Put(key, {"shards_8": True}))
     await acme.store.update(
@@ -291,7 +291,7 @@ ZONES = ["Pacific/Kiritimati", "Asia/Kolkata", "UTC", "America/Los_Angeles", "Et
 
 
 @pytest.mark.parametrize("zone", ZONES)
-async def test_a_day_is_the_orgs_own(acme: Org, zone: str) -> None:
+async def test_day_is_in_zone_of_org(acme: Org, zone: str) -> None:
     """A call every hour for three days, told by the day as the org has it."""
     acme.zone = load_zone(zone)
     await acme.register()
@@ -320,7 +320,7 @@ async def test_a_day_is_the_orgs_own(acme: Org, zone: str) -> None:
         ("Australia/Lord_Howe", datetime(2026, 4, 4, 13, tzinfo=UTC), 24.5),
     ],
 )
-async def test_days_on_which_the_clocks_change(
+async def test_day_of_clock_change_is_complete(
     tmp_path: Path, engines: Engines, zone: str, begins: datetime, hours: float
 ) -> None:
     start = begins.timestamp()
@@ -346,7 +346,7 @@ def _opened(engines: Engines, folder: Path) -> AbstractAsyncContextManager[Store
     return engines.open("sqlite", folder)
 
 
-async def test_all_orgs_at_once_registered_or_not(tmp_path: Path, engines: Engines) -> None:
+async def test_report_of_all_orgs_includes_unregistered(tmp_path: Path, engines: Engines) -> None:
     """Each on its own day."""
     async with (
         _opened(engines, tmp_path) as store,
@@ -374,13 +374,13 @@ async def test_all_orgs_at_once_registered_or_not(tmp_path: Path, engines: Engin
         assert {each.org for each in one.spent} == {late.org}
 
 
-async def test_nothing_was_spent(acme: Org) -> None:
+async def test_report_without_spend_is_empty(acme: Org) -> None:
     found = await acme.report("yesterday")
     assert (found.spent, found.notes, found.is_final, found.is_running) == ([], [], True, False)
     assert found.first == found.last == date(2026, 11, 17)
 
 
-async def test_a_changed_scope_is_told_when_the_day_is_over(acme: Org) -> None:
+async def test_changed_scope_is_noted_when_day_is_over(acme: Org) -> None:
     await acme.register()
     acme.quota_scope = "APP"
     acme.call("shop", "premium", 100)
@@ -394,7 +394,7 @@ async def test_a_changed_scope_is_told_when_the_day_is_over(acme: Org) -> None:
     assert note.startswith("Acme, 2026-11-18: its own counter is lower than its apps' sum")
 
 
-async def test_what_is_flushed_while_the_report_is_read_is_not_of_callers_without_an_app(acme: Org) -> None:
+async def test_flush_during_report_is_not_attributed_to_callers_without_app(acme: Org) -> None:
     await acme.register()
     acme.call("shop", "premium", 5)
     await acme.flush()
@@ -428,7 +428,7 @@ async def test_many_counters_are_read_in_pieces(acme: Org, monkeypatch: pytest.M
     assert (len(mine), sum(each.counts.pico for each in mine)) == (24, 60)
 
 
-async def test_one_counter_that_is_not_final_is_enough(
+async def test_one_unfinished_counter_makes_report_not_final(
     tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever is read last."""

@@ -31,7 +31,7 @@ ROWS = [
 ]
 
 
-def test_a_small_table() -> None:
+def test_small_table_is_formatted() -> None:
     assert told(ROWS, ["app", "label"]) == [
         "App    Label    Requests  Input  Output       Cost",
         "shop   premium     1,234  1,200     345  $0.009000   90%  " + "█" * 22,
@@ -41,7 +41,7 @@ def test_a_small_table() -> None:
     ]
 
 
-def test_without_unicode_and_without_colors() -> None:
+def test_table_without_unicode_and_colors() -> None:
     lines = told(ROWS, ["app", "label"], is_unicode=False)
     assert all(line.isascii() for line in lines)
     assert lines[1].endswith("90%  " + "#" * 22)
@@ -49,20 +49,20 @@ def test_without_unicode_and_without_colors() -> None:
     assert set(lines[3]) == {"-"}
 
 
-def test_colors_change_nothing_but_the_color() -> None:
+def test_colors_change_only_color() -> None:
     plain, colored = told(ROWS, ["app", "label"]), told(ROWS, ["app", "label"], is_colored=True)
     assert [ANSI.sub("", line) for line in colored] == plain
     assert sum("\x1b[" in line for line in colored) == 4  # head, bars, total
 
 
-def test_columns_that_say_nothing_are_left_out() -> None:
+def test_empty_columns_are_omitted() -> None:
     head = told([ReportRow(("a",), counts(1))], ["app"], 120)[0]
     assert not {"est.", "Cached", "Units"} & set(head.split())
     head = told([ReportRow(("a",), counts(1, estimated=1, units=1, cached=1))], ["app"], 120)[0]
     assert head.split() == ["App", "Requests", "est.", "Input", "Cached", "Output", "Units", "Cost"]
 
 
-def test_a_narrow_terminal_gets_fewer_columns_rather_than_no_bars() -> None:
+def test_narrow_terminal_drops_columns_before_bars() -> None:
     full = counts(10**12, estimated=1, units=1, cached=1)
     rows = [ReportRow(("an-org-with-a-long-name", "an-app-with-a-long-name", "a-label-with-a-long-name"), full)]
     heads = [told(rows, ["org", "app", "label"], width)[0].split()[3:] for width in (140, 110, 90, 80)]
@@ -82,7 +82,7 @@ def test_names_in_any_script_are_aligned() -> None:
     }
 
 
-def test_a_name_cannot_give_orders_to_the_terminal() -> None:
+def test_name_with_escape_sequence_is_neutralised() -> None:
     lines = format_table(
         [ReportRow(("id",), counts(1))], ["org"], {("org", "id"): "\x1b[2J\nevil\u202e\x07"}, TableStyle()
     )
@@ -90,7 +90,7 @@ def test_a_name_cannot_give_orders_to_the_terminal() -> None:
     assert make_printable("Bêta 株式会社") == "Bêta 株式会社"
 
 
-def test_what_costs_nothing_has_no_bar_and_what_costs_little_has_a_trace() -> None:
+def test_zero_cost_has_no_bar_and_small_cost_a_trace() -> None:
     rows = [ReportRow(("a",), counts(10**15)), ReportRow(("b",), counts(1)), ReportRow(("c",), counts(0))]
     lines = told(rows, ["label"], 100)
     assert lines[1].endswith("100%  " + "█" * MAX_BAR_WIDTH)
@@ -98,7 +98,7 @@ def test_what_costs_nothing_has_no_bar_and_what_costs_little_has_a_trace() -> No
     assert lines[3].endswith("0%")
 
 
-def test_a_table_where_all_is_free() -> None:
+def test_table_of_free_usage_has_no_bars() -> None:
     lines = told([ReportRow(("a",), counts(0))], ["label"])
     assert "█" not in "".join(lines)
     assert "%" not in "".join(lines)
@@ -109,7 +109,7 @@ def test_a_table_where_all_is_free() -> None:
     [(9_999, "9,999"), (10_000, "10.0k"), (99_949, "99.9k"), (99_950, "100k"), (999_499, "999k"), (999_500, "1.00M"),
      (1_234_567, "1.23M"), (12_345_678, "12.3M"), (999_999_999, "1.00B"), (5 * 10**12, "5.00T"), (5 * 10**15, "5000T")],
 )  # fmt: skip
-def test_many_tokens(number: int, shown: str) -> None:
+def test_large_token_counts_are_abbreviated(number: int, shown: str) -> None:
     row = ReportRow(("a",), UsageCounts(1, 0, number, 0, pico=1))
     assert shown in told([row], ["label"], 100)[1].split()
 
@@ -123,7 +123,7 @@ names = st.one_of(st.none(), st.text(min_size=1, max_size=40))
     st.booleans(),
 )
 @settings(max_examples=tries(200))
-def test_bars_end_within_the_width(made: list, width: int, is_unicode: bool) -> None:
+def test_bars_fit_into_width(made: list, width: int, is_unicode: bool) -> None:
     rows = [ReportRow((app, label), counts(pico, estimated=int(est))) for app, label, pico, est in made]
     lines = told(rows, ["app", "label"], width, is_unicode=is_unicode)
     assert len(lines) == len(rows) + 3

@@ -51,21 +51,21 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
     await opened.close()
 
 
-async def test_another_process_sees_what_was_acknowledged(store: SqliteStore, tmp_path: Path) -> None:
+async def test_acknowledged_write_is_visible_to_other_process(store: SqliteStore, tmp_path: Path) -> None:
     await store.put(Put(KEY, {"a": 1}))
     reader = sqlite3.connect(tmp_path / "store.db")
     assert reader.execute("SELECT item, expires_at FROM config").fetchall() == [('{"a":1}', None)]
     reader.close()
 
 
-async def test_the_file_is_for_its_owner_alone(store: SqliteStore, tmp_path: Path) -> None:
+async def test_file_is_private(store: SqliteStore, tmp_path: Path) -> None:
     await store.put(Put(KEY, {"secret_hash": "x"}))
     with os.scandir(tmp_path) as files:
         open_to_others = [file.name for file in files if stat.S_IMODE(file.stat().st_mode) & 0o077]
     assert open_to_others == []
 
 
-async def test_digest_of_a_transaction_is_that_of_version_0_1(store: SqliteStore, tmp_path: Path) -> None:
+async def test_transaction_digest_equals_that_of_version_0_1(store: SqliteStore, tmp_path: Path) -> None:
     """It is kept with the token: a process of another version that sends the transaction again must find the same."""
     some = AllOf((Compare("a", "<=", 7), AnyOf((AttributeMissing("b"), Compare("c", "=", 9))), AttributeExists("a")))
     other, gone, seen = (Key("config", "p", name) for name in ("other", "gone", "seen"))
@@ -90,7 +90,7 @@ async def test_every_commit_is_synced(store: SqliteStore) -> None:
     assert found == (2,)  # FULL
 
 
-async def test_one_bad_write_does_not_harm_its_neighbours(store: SqliteStore) -> None:
+async def test_failing_write_does_not_affect_its_group(store: SqliteStore) -> None:
     await store.put(Put(KEY, {"text": "x"}))
     outcomes = await asyncio.gather(
         store.update(Update(KEY, add={"n": 1})),
@@ -106,20 +106,20 @@ async def test_one_bad_write_does_not_harm_its_neighbours(store: SqliteStore) ->
     assert await store.get(Key("config", "p", "other")) is None
 
 
-async def test_a_sum_past_38_digits_is_rejected(store: SqliteStore) -> None:
+async def test_sum_above_38_digits_is_refused(store: SqliteStore) -> None:
     await store.put(Put(KEY, {"n": 10**38 - 1}))
     with pytest.raises(InvalidStoreRequest):
         await store.update(Update(KEY, add={"n": Decimal("0.1")}))
     assert await store.update(Update(KEY, add={"n": 1})) == {"n": 10**38}
 
 
-async def test_an_item_does_not_grow_past_the_limit(store: SqliteStore) -> None:
+async def test_item_cannot_grow_above_limit(store: SqliteStore) -> None:
     await store.put(Put(KEY, {"a": "x" * 400_000}))
     with pytest.raises(InvalidStoreRequest):
         await store.update(Update(KEY, set={"b": "x" * 10_000}))
 
 
-async def test_answers_of_one_group_share_nothing(store: SqliteStore) -> None:
+async def test_results_of_one_group_are_independent_copies(store: SqliteStore) -> None:
     await store.put(Put(KEY, {"list": [1]}))
     outcomes = await asyncio.gather(
         *(store.put(Put(KEY, {}, equals("list", "no"))) for _ in range(2)), return_exceptions=True
@@ -129,7 +129,7 @@ async def test_answers_of_one_group_share_nothing(store: SqliteStore) -> None:
     assert second == {"list": [1]}
 
 
-async def test_a_cancelled_caller_leaves_the_others_alone(store: SqliteStore) -> None:
+async def test_cancelled_write_does_not_affect_others(store: SqliteStore) -> None:
     tasks = [asyncio.ensure_future(store.update(Update(KEY, add={"n": 1}))) for _ in range(10)]
     await asyncio.sleep(0)
     tasks[3].cancel()
@@ -138,7 +138,7 @@ async def test_a_cancelled_caller_leaves_the_others_alone(store: SqliteStore) ->
     assert (await store.update(Update(KEY, add={"n": 1})))["n"] in (10, 11)
 
 
-async def test_close_waits_for_what_was_begun(tmp_path: Path) -> None:
+async def test_close_waits_for_pending_writes(tmp_path: Path) -> None:
     store = await SqliteStore(tmp_path / "store.db", lambda: 0.0).open()
     writes = [asyncio.ensure_future(store.update(Update(KEY, add={"n": 1}))) for _ in range(500)]
     await asyncio.sleep(0)
@@ -149,7 +149,7 @@ async def test_close_waits_for_what_was_begun(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_too_many_waiting_is_throttled(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_excess_pending_writes_are_throttled(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "MAX_QUEUED", 5)
     writes = [asyncio.ensure_future(store.update(Update(KEY, add={"n": 1}))) for _ in range(5000)]
     outcomes = await asyncio.gather(*writes, return_exceptions=True)
@@ -159,7 +159,7 @@ async def test_too_many_waiting_is_throttled(store: SqliteStore, monkeypatch: py
     assert found == {"n": 5000 - len(refused)}
 
 
-async def test_a_write_that_cannot_be_kept_suffers_alone(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unstorable_write_fails_alone(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     real = sqlite_commit.codec.encode_item
 
     def encode(item: Any) -> bytes:
@@ -178,7 +178,7 @@ async def test_a_write_that_cannot_be_kept_suffers_alone(store: SqliteStore, mon
     assert await store.get(KEY) == {"n": 2}
 
 
-async def test_a_row_that_cannot_be_read_spoils_no_other_read(store: SqliteStore, tmp_path: Path) -> None:
+async def test_corrupt_row_fails_only_its_read(store: SqliteStore, tmp_path: Path) -> None:
     await store.put(Put(KEY, {"n": 1}))
     by_hand = sqlite3.connect(tmp_path / "store.db")
     by_hand.execute("INSERT INTO config VALUES ('p', 'bad', NULL, 'no json')")
@@ -191,7 +191,7 @@ async def test_a_row_that_cannot_be_read_spoils_no_other_read(store: SqliteStore
     assert isinstance(bad, StoreMisconfigured)
 
 
-async def test_what_a_caller_changes_while_it_waits_is_not_written(store: SqliteStore) -> None:
+async def test_item_changed_by_caller_while_waiting_is_not_written(store: SqliteStore) -> None:
     given = {"list": [1], "map": {"a": [1]}}
     writing = asyncio.ensure_future(store.put(Put(KEY, given)))
     await asyncio.sleep(0)
@@ -202,7 +202,7 @@ async def test_what_a_caller_changes_while_it_waits_is_not_written(store: Sqlite
     assert await store.get(KEY) == {"list": [1], "map": {"a": [1]}}
 
 
-async def test_a_commit_that_fails_is_not_said_to_be_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_commit_is_reported_as_maybe_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing(sqlite3.Connection):
         def execute(self, sql: str, *arguments: Any) -> sqlite3.Cursor:
             if sql == "COMMIT" and is_failing:
@@ -223,7 +223,7 @@ async def test_a_commit_that_fails_is_not_said_to_be_undone(tmp_path: Path, monk
     await store.close()
 
 
-async def test_the_probe_finds_what_a_read_does_not(store: SqliteStore, tmp_path: Path) -> None:
+async def test_probe_detects_what_a_read_does_not(store: SqliteStore, tmp_path: Path) -> None:
     await store.probe()
     (tmp_path / "store.db").chmod(0o600)
     await store._writer.submit(lambda group: group._connection.execute("PRAGMA query_only=ON").fetchone())
@@ -232,7 +232,7 @@ async def test_the_probe_finds_what_a_read_does_not(store: SqliteStore, tmp_path
     assert await store.get(KEY) is None
 
 
-async def test_purge_deletes_what_has_expired_and_nothing_else(store: SqliteStore) -> None:
+async def test_purge_deletes_only_expired_items(store: SqliteStore) -> None:
     expired = [Key("audit", "p", f"{number:04}") for number in range(1500)]
     await asyncio.gather(*(store.put(Put(key, {"expires_at_epoch": 500})) for key in expired))
     lasting = {
@@ -251,7 +251,7 @@ async def test_purge_deletes_what_has_expired_and_nothing_else(store: SqliteStor
     assert await store.get(Key("daily-total", "p", "d")) == {"expires_at_epoch": 900}
 
 
-async def test_a_purge_among_writes_of_one_group(store: SqliteStore) -> None:
+async def test_purge_within_write_group_is_correct(store: SqliteStore) -> None:
     await store.put(Put(KEY, {"expires_at_epoch": 1, "n": 1}))
     outcomes = await asyncio.gather(
         store.update(Update(KEY, add={"n": 1})),
@@ -263,9 +263,7 @@ async def test_a_purge_among_writes_of_one_group(store: SqliteStore) -> None:
     assert await store.get(KEY) == {"n": 6}
 
 
-async def test_a_file_that_another_process_holds_is_unavailable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_locked_file_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_file, "BUSY_TIMEOUT_SECONDS", 0.05)
     store = await SqliteStore(tmp_path / "store.db", lambda: 0.0).open()
     await store.put(Put(KEY, {"n": 1}))
@@ -282,7 +280,7 @@ async def test_a_file_that_another_process_holds_is_unavailable(
     await store.close()
 
 
-async def test_a_full_disk_loses_only_what_was_not_acknowledged(store: SqliteStore) -> None:
+async def test_full_disk_loses_no_acknowledged_write(store: SqliteStore) -> None:
     """SQLite's own limit on pages stands for the disk's end."""
     await store.put(Put(KEY, {"n": 1}))
     await store._writer.submit(lambda group: group._connection.execute("PRAGMA max_page_count=60").fetchone())
@@ -295,7 +293,7 @@ async def test_a_full_disk_loses_only_what_was_not_acknowledged(store: SqliteSto
     assert await store.get(Key("config", "p", "big")) is None
 
 
-def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+def test_file_that_is_no_database_is_named(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     path.write_text("These are a person's notes, and must stay as they are." * 20)
     for use in (prepare_file, find_missing_tables):
@@ -304,7 +302,7 @@ def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
     assert path.read_text().startswith("These are")
 
 
-def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+def test_file_of_newer_version_is_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     prepare_file(path)
     connection = sqlite3.connect(path)
@@ -314,7 +312,7 @@ def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
         prepare_file(path)
 
 
-def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
+def test_database_of_other_program_is_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE config (id INTEGER)")
@@ -326,13 +324,13 @@ def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreMisconfigured, match="cannot make"):
         prepare_file(tmp_path / "file" / "store.db")
 
 
-def test_what_is_missing_is_found_without_making_it(tmp_path: Path) -> None:
+def test_missing_tables_are_found_without_creating_them(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     assert find_missing_tables(path) == list(TABLES)
     assert not path.exists()
@@ -349,18 +347,18 @@ def test_what_is_missing_is_found_without_making_it(tmp_path: Path) -> None:
     ("prefix", "after"),
     [("a", "b"), ("APP#", "APP$"), ("a\U0010ffff", "b"), ("\ud7ff", "\ue000"), ("\U0010ffff", None), ("", None)],
 )
-def test_the_end_of_a_prefix(prefix: str, after: str | None) -> None:
+def test_prefix_end_is_computed(prefix: str, after: str | None) -> None:
     assert first_after_prefix(prefix) == after
 
 
-async def test_a_prefix_at_the_end_of_unicode(store: SqliteStore) -> None:
+async def test_prefix_at_end_of_unicode_is_queried(store: SqliteStore) -> None:
     for sk in ("\U0010ffff", "\U0010ffffa", "\U0010fffe"):
         await store.put(Put(Key("config", "p", sk), {}))
     found = await store.query(Query("config", "p", Prefix("\U0010ffff")))
     assert [row.key.sk for row in found.rows] == ["\U0010ffff", "\U0010ffffa"]
 
 
-async def test_several_stores_make_one_file_at_once(tmp_path: Path) -> None:
+async def test_concurrent_opens_create_one_file(tmp_path: Path) -> None:
     opened = await asyncio.gather(*(SqliteStore(tmp_path / "new.db", lambda: 0.0).open() for _ in range(8)))
     await asyncio.gather(*(store.update(Update(KEY, add={"n": 1})) for store in opened for _ in range(20)))
     assert await opened[0].get(KEY) == {"n": 160}
@@ -368,7 +366,7 @@ async def test_several_stores_make_one_file_at_once(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["new.db"]  # the last to leave folds the log into the file
 
 
-async def test_a_file_that_somebody_else_is_making_is_waited_for(tmp_path: Path) -> None:
+async def test_file_being_created_by_another_process_is_awaited(tmp_path: Path) -> None:
     """SQLite itself would give up at once: it asks no busy handler when a file's kind of log is changed."""
     path = tmp_path / "new.db"
     other = sqlite3.connect(path, isolation_level=None)

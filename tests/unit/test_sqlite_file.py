@@ -78,7 +78,7 @@ async def test_renamed_file_is_used_again_when_moved_back(
     assert "back in its place" in said[1]
 
 
-def test_connecting_to_a_deleted_file_makes_no_empty_one(path: Path) -> None:
+def test_connecting_to_deleted_file_creates_no_empty_one(path: Path) -> None:
     prepare_file(path)
     path.unlink()
     with pytest.raises(sqlite3.OperationalError):
@@ -101,7 +101,7 @@ async def test_backup_moved_over_the_file_is_refused_and_gets_no_old_log(store: 
 
 
 @pytest.mark.parametrize("ending", ["-wal", "-shm"])
-async def test_deleted_log_is_noticed_and_loses_no_acknowledged_write(
+async def test_deleted_log_is_detected_and_loses_no_acknowledged_write(
     store: SqliteStore, path: Path, ending: str
 ) -> None:
     os.unlink(f"{path}{ending}")
@@ -115,7 +115,7 @@ async def test_deleted_log_is_noticed_and_loses_no_acknowledged_write(
     await restarted.close()
 
 
-async def test_file_cut_in_place_is_away_until_restart(store: SqliteStore, path: Path) -> None:
+async def test_truncated_file_is_unavailable_until_restart(store: SqliteStore, path: Path) -> None:
     await store._writer.submit(lambda group: None)
     os.truncate(path, 4096)
     assert all("was cut, vacuumed or overwritten" in text for text in await refusals(store))
@@ -124,7 +124,7 @@ async def test_file_cut_in_place_is_away_until_restart(store: SqliteStore, path:
     assert all("was cut, vacuumed or overwritten" in text for text in await refusals(store))
 
 
-async def test_older_copy_written_over_the_file_is_noticed(store: SqliteStore, path: Path) -> None:
+async def test_older_copy_written_over_file_is_detected(store: SqliteStore, path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection, closing(sqlite3.connect(path.with_name("old.db"))) as old:
         connection.backup(old)
     for number in range(200):
@@ -136,7 +136,7 @@ async def test_older_copy_written_over_the_file_is_noticed(store: SqliteStore, p
 
 
 @pytest.mark.parametrize("written", [b"These are a person's notes. " * 4096, b"\0" * 1_000_000])
-async def test_other_bytes_written_over_the_file_are_noticed(store: SqliteStore, path: Path, written: bytes) -> None:
+async def test_foreign_bytes_written_over_file_are_detected(store: SqliteStore, path: Path, written: bytes) -> None:
     await asyncio.to_thread(path.write_bytes, written)
     assert all("was cut, vacuumed or overwritten" in text for text in await refusals(store))
 
@@ -156,7 +156,7 @@ async def test_checkpoint_by_another_process_is_no_damage(store: SqliteStore, pa
     assert await store.update(ADD_ONE) == {"n": 2}
 
 
-async def test_half_written_checkpoint_is_looked_at_again(
+async def test_half_written_checkpoint_is_checked_again(
     store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = iter([sqlite3.DatabaseError("malformed"), sqlite3.DatabaseError("malformed")])
@@ -191,7 +191,7 @@ async def half_checkpointed(store: SqliteStore, path: Path) -> int:
     return whole
 
 
-async def test_checkpoint_that_a_killed_process_left_unfinished_is_finished(
+async def test_checkpoint_of_killed_process_is_finished(
     store: SqliteStore, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = await half_checkpointed(store, path)
@@ -201,7 +201,7 @@ async def test_checkpoint_that_a_killed_process_left_unfinished_is_finished(
     assert os.stat(path).st_size >= whole
 
 
-async def test_unfinished_checkpoint_that_cannot_be_finished_now_is_no_damage(
+async def test_checkpoint_that_cannot_finish_now_is_no_damage(
     store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await half_checkpointed(store, path)

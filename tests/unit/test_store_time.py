@@ -49,7 +49,7 @@ class Answers:
         answered(told)
 
 
-async def test_before_any_answer_it_is_the_machine_s_own_time() -> None:
+async def test_time_before_any_answer_is_of_the_machine() -> None:
     answers = Answers(ahead=500)
     assert answers.time.now_ms() == int(answers.clock.now() * 1000)
     await answers.clock.advance(5)
@@ -58,9 +58,7 @@ async def test_before_any_answer_it_is_the_machine_s_own_time() -> None:
 
 
 @given(st.floats(-(10**6), 10**6), st.lists(st.tuples(*[st.floats(0, 2)] * 3), min_size=1, max_size=20))
-def test_one_answer_is_right_to_a_second_and_what_it_took_and_more_of_them_are_no_worse(
-    ahead: float, answers: list[tuple[float, float, float]]
-) -> None:
+def test_one_answer_gives_time_within_a_second(ahead: float, answers: list[tuple[float, float, float]]) -> None:
     asyncio.run(_narrows(ahead, answers))
 
 
@@ -76,7 +74,7 @@ async def _narrows(ahead: float, answers: list[tuple[float, float, float]]) -> N
         assert rig.time._offset.high - rig.time._offset.low <= 2 * best
 
 
-async def test_answers_at_all_parts_of_a_second_make_it_exact_to_their_own_tolerance() -> None:
+async def test_many_answers_give_time_within_their_tolerance() -> None:
     answers = Answers(ahead=12.3)
     for _ in range(40):
         await answers.answer(0.003, 0.003)
@@ -84,7 +82,7 @@ async def test_answers_at_all_parts_of_a_second_make_it_exact_to_their_own_toler
     assert answers.error_ms < 60
 
 
-async def test_the_wall_clock_is_of_no_importance_any_more() -> None:
+async def test_wall_clock_jump_does_not_change_store_time() -> None:
     answers = Answers()
     await answers.answer()
     answers.clock.set_wall(0)
@@ -92,7 +90,7 @@ async def test_the_wall_clock_is_of_no_importance_any_more() -> None:
 
 
 @pytest.mark.parametrize("step", [3_600.0, -3_600.0, 5.0, -5.0])
-async def test_when_a_clock_is_set_the_next_answer_is_right(step: float) -> None:
+async def test_next_answer_after_clock_change_is_correct(step: float) -> None:
     """Also when the machine was asleep, which its monotonic clock does not count."""
     answers = Answers()
     for _ in range(10):
@@ -103,7 +101,7 @@ async def test_when_a_clock_is_set_the_next_answer_is_right(step: float) -> None
     assert answers.error_ms < 600
 
 
-async def test_it_does_not_go_back_for_a_small_correction_and_does_for_a_big_one() -> None:
+async def test_store_time_goes_back_only_for_large_corrections() -> None:
     answers = Answers()
     before = answers.time.now_ms()
     answers.ahead -= 1.4
@@ -116,7 +114,7 @@ async def test_it_does_not_go_back_for_a_small_correction_and_does_for_a_big_one
     assert answers.time.now_ms() < before - 5_000
 
 
-async def test_the_clocks_drift_so_what_is_known_grows_vague() -> None:
+async def test_uncertainty_grows_with_clock_drift() -> None:
     answers = Answers()
     for _ in range(40):
         await answers.answer()
@@ -131,13 +129,13 @@ async def test_the_clocks_drift_so_what_is_known_grows_vague() -> None:
 
 
 @pytest.mark.parametrize("told", ["", "yesterday", "Wed, 99 Nov 2026 12:00:00 GMT", "Wed, 18 Nov 99999 12:00:00 GMT"])
-def test_a_date_that_is_none_tells_nothing(told: str) -> None:
+def test_malformed_date_is_ignored(told: str) -> None:
     answers = Answers()
     answers.time.start_request()(told)
     assert answers.time._offset is None
 
 
-def test_a_date_is_in_greenwich_wherever_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_date_is_parsed_as_gmt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     try:
@@ -151,7 +149,7 @@ def test_a_date_is_in_greenwich_wherever_the_machine_is(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("engine", ["moto", "ministack"])
-async def test_dynamodb_s_answers_have_it_also_those_that_refuse(engine: str, engines: Engines) -> None:
+async def test_dynamodb_answers_and_errors_give_time(engine: str, engines: Engines) -> None:
     clock, heard = ManualClock(), []
 
     def asking() -> object:

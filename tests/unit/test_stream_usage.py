@@ -58,7 +58,7 @@ def metadata(usage=TOLD, kept=None, **more):
     return event("metadata", json.dumps(document, separators=(",", ":")).encode(), kept)
 
 
-def test_the_metadata_of_a_conversation_tells_everything():
+def test_converse_metadata_states_usage():
     tier, latency = {"type": "flex"}, {"latency": "optimized"}
     stream = fed(ConverseStream(), [SAID, SAID, metadata(serviceTier=tier, performanceConfig=latency)])
     expected = Usage(4, 9, 10, 10, 100, "flex", "optimized")
@@ -66,19 +66,19 @@ def test_the_metadata_of_a_conversation_tells_everything():
     assert stream.estimate_output() == 9
 
 
-def test_a_conversation_cut_before_its_metadata_is_estimated_from_what_was_said():
+def test_converse_stream_cut_before_metadata_is_estimated():
     stream = fed(ConverseStream(), [SAID] * 10)
     assert stream.usage() is stream.partial_usage() is None
     assert stream.estimate_output() == 10 * TOKENS_PER_FRAME
     assert ConverseStream().estimate_output() == 0
 
 
-def test_a_frame_with_much_in_it_counts_for_more():
+def test_large_frame_counts_for_more():
     stream = fed(ConverseStream(), [SAID, event("contentBlockDelta", b"x" * (ORDINARY_FRAME_BYTES + 4000), kept=0)])
     assert stream.estimate_output() == 2 * TOKENS_PER_FRAME + 4000 // BYTES_PER_TOKEN
 
 
-def test_other_frames_say_nothing():
+def test_other_frames_are_ignored():
     refused = Frame("exception", "metadata", b'{"usage":{"inputTokens":1,"outputTokens":1}}', 44)
     stream = fed(ConverseStream(), [refused])
     assert stream.usage() is None
@@ -86,18 +86,18 @@ def test_other_frames_say_nothing():
 
 
 @pytest.mark.parametrize("begun", ["messageStart", "contentBlockStart"])
-def test_who_has_begun_has_said_something(begun: str):
+def test_started_stream_has_output(begun: str):
     refused = Frame("exception", "modelStreamErrorException", b"{}", 2)
     assert fed(ConverseStream(), [event(begun, b"{}"), refused]).estimate_output() == TOKENS_PER_FRAME
     assert fed(ConverseStream(), [event(begun, b"{}"), SAID]).estimate_output() == TOKENS_PER_FRAME
 
 
 @pytest.mark.parametrize("payload", [b"", b"{", b"[]", b"5", b"null", b'"usage"', b'{"usage":[]}', b"\xff\xfe"])
-def test_metadata_that_cannot_be_read_says_nothing(payload):
+def test_malformed_metadata_is_ignored(payload):
     assert fed(ConverseStream(), [event("metadata", payload)]).usage() is None
 
 
-def test_of_a_cut_payload_the_end_is_enough():
+def test_end_of_truncated_payload_suffices():
     """A guardrail's trace comes before the usage, and has usages of its own."""
     more = {"serviceTier": {"type": "flex"}, "trace": GUARDED | {"modelOutput": ["x" * 500], "all": [GUARDED] * 20}}
     whole = metadata(**more)
@@ -111,13 +111,13 @@ def test_of_a_cut_payload_the_end_is_enough():
     assert fed(ConverseStream(), [whole]).usage().tier == "flex"
 
 
-def test_nor_does_it_matter_if_the_trace_comes_after():
+def test_trace_after_usage_is_ignored():
     usage, trace = json.dumps(TOLD), json.dumps(GUARDED)
     payload = f'{"x" * 500}","usage":{usage},"trace":{trace},"p":"ab"}}'.encode()
     assert fed(ConverseStream(), [Frame("event", "metadata", payload, 10**6)]).usage() == Usage(4, 9, 10, 10, 100)
 
 
-def test_a_cut_payload_without_a_usage_says_nothing():
+def test_truncated_payload_without_usage_is_ignored():
     payload = (
         b'"modelOutput":["\\"usage\\":{\\"inputTokens\\":1,\\"outputTokens\\":1}"],"usage":{"topicPolicyUnits":1}}'
     )
@@ -128,13 +128,13 @@ def test_a_cut_payload_without_a_usage_says_nothing():
     assert fed(ConverseStream(), [Frame("event", "metadata", deep, 10**6)]).usage() is None
 
 
-def test_streams_of_openais_models_count_cached_tokens_as_input_too():
+def test_openai_streams_count_cached_tokens_as_input():
     told = {"inputTokens": 4995, "outputTokens": 19, "totalTokens": 10007, "cacheWriteInputTokens": 4993}
     assert fed(ConverseStream("openai"), [metadata(told)]).usage() == Usage(2, 19, 0, 4993)
     assert fed(ConverseStream("anthropic"), [metadata(told)]).usage() == Usage(4995, 19, 0, 4993)
 
 
-def test_and_are_believed_where_they_do_not():
+def test_openai_streams_with_inconsistent_cache_count_are_believed():
     told = {"inputTokens": 2, "outputTokens": 19, "totalTokens": 5014, "cacheReadInputTokens": 4993}
     assert fed(ConverseStream("openai"), [metadata(told)]).usage() == Usage(2, 19, 4993)
     told = {"inputTokens": 2, "outputTokens": 19, "totalTokens": 21}
@@ -303,7 +303,7 @@ STREAMS = {
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_streams(name):
+def test_invoke_stream_usage_per_family(name):
     chunks, expected = STREAMS[name]
     stream = fed(InvocationStream(), map(chunk, chunks))
     assert stream.usage() == stream.partial_usage() == expected
@@ -311,7 +311,7 @@ def test_streams(name):
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_streams_are_read_through_a_watcher_however_they_are_cut_up(name):
+def test_invoke_stream_split_anywhere_is_parsed(name):
     chunks, expected = STREAMS[name]
     headers = {":event-type": "chunk", ":content-type": "application/json", ":message-type": "event"}
     wire = b"".join(encode_frame(headers, chunk(each).payload) for each in chunks)
@@ -323,7 +323,7 @@ def test_streams_are_read_through_a_watcher_however_they_are_cut_up(name):
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_a_stream_that_was_cut_never_claims_more_input_than_the_whole(name):
+def test_cut_stream_never_claims_more_input_than_whole(name):
     chunks, expected = STREAMS[name]
     for length in range(len(chunks)):
         stream = fed(InvocationStream(), map(chunk, chunks[:length]))
@@ -335,7 +335,7 @@ def test_a_stream_that_was_cut_never_claims_more_input_than_the_whole(name):
         assert stream.estimate_output() >= 0
 
 
-def test_tier_and_latency_stand_in_the_answers_headers():
+def test_tier_and_latency_come_from_headers():
     stream = fed(InvocationStream(HEADERS), map(chunk, STREAMS["claude"][0]))
     assert stream.usage() == Usage(4, 90, 10, 10, 100, "flex", "optimized")
 
@@ -343,36 +343,36 @@ def test_tier_and_latency_stand_in_the_answers_headers():
 # ---------------------------------------------------------------- InvokeModel, cut
 
 
-def test_the_start_tells_the_input_and_frames_are_counted():
+def test_start_event_states_input_and_frames_are_counted():
     stream = fed(InvocationStream(HEADERS), map(chunk, [START, *[TEXT] * 9]))
     assert stream.usage() is None
     assert stream.partial_usage() == Usage(4, 0, 10, 10, 100, "flex", "optimized")
     assert stream.estimate_output() == 10 * TOKENS_PER_FRAME
 
 
-def test_right_after_its_start_a_stream_has_said_what_the_start_says():
+def test_stream_cut_after_start_has_output_of_start():
     assert fed(InvocationStream(), [chunk(START)]).estimate_output() == 3
 
 
-def test_families_that_count_as_they_go_need_no_estimate():
+def test_family_with_running_counts_needs_no_estimate():
     stream = fed(InvocationStream(), map(chunk, [llama(1, 20), *map(llama, range(2, 200))]))
     assert stream.usage() is None
     assert stream.partial_usage() == Usage(20)
     assert stream.estimate_output() == 199
 
 
-def test_nothing_is_less_than_what_was_counted_once():
+def test_estimate_is_never_below_last_count():
     stream = fed(InvocationStream(), map(chunk, [llama(5000, 20), {"generation": "a"}]))
     assert stream.estimate_output() == 5000
 
 
-def test_a_chunk_with_much_in_it_counts_for_more():
+def test_large_chunk_counts_for_more():
     large = chunk({"text": "x" * 4000})
     stream = fed(InvocationStream(), [chunk(TEXT), large])
     assert stream.estimate_output() == pytest.approx(2 * TOKENS_PER_FRAME + 4000 / BYTES_PER_TOKEN, rel=0.15)
 
 
-def test_nothing_is_assumed_of_a_stream_that_has_not_begun():
+def test_stream_without_events_has_no_usage():
     stream = fed(InvocationStream(), [Frame("exception", "chunk", b'{"message":"no"}', 16), event("other", b"{}")])
     assert stream.usage() is stream.partial_usage() is None
     assert stream.estimate_output() == 0
@@ -393,14 +393,14 @@ def test_nothing_is_assumed_of_a_stream_that_has_not_begun():
         b'{"bytes":"W10="}',
     ],
 )
-def test_chunks_that_cannot_be_read_say_nothing(payload):
+def test_malformed_chunks_are_ignored(payload):
     stream = fed(InvocationStream(), [event("chunk", payload)] * 3)
     assert stream.usage() is stream.partial_usage() is None
     assert stream.estimate_output() == 3 * TOKENS_PER_FRAME
     assert fed(stream, [chunk(STOP | counted(1, 2))]).usage() == Usage(1, 2)
 
 
-def test_a_count_that_cannot_be_one_gives_way_to_the_next_best():
+def test_impossible_count_falls_back_to_next_source():
     stream = fed(InvocationStream(), map(chunk, [PLAIN_START, TEXT, DELTA, STOP | counted(-8, 90)]))
     assert stream.usage() == Usage(8, 90)
 
@@ -409,7 +409,7 @@ def test_a_count_that_cannot_be_one_gives_way_to_the_next_best():
 
 
 @pytest.mark.parametrize("text", ["x" * 3000, "ü€" * 900, '"' + METRICS + '":{"inputTokenCount":0}' * 60])
-def test_of_a_cut_chunk_bedrocks_counts_are_enough(text):
+def test_truncated_chunk_with_metrics_suffices(text):
     document = {"response": {"text": text}, **counted(5, 90, cacheReadInputTokenCount=3)}
     whole = chunk(document)
     for kept in (*range(400), *range(400, len(whole.payload), 7), len(whole.payload)):
@@ -420,7 +420,7 @@ def test_of_a_cut_chunk_bedrocks_counts_are_enough(text):
             assert told in (None, Usage(5, 90, 3))
 
 
-def test_base64_may_have_its_slashes_escaped():
+def test_base64_with_escaped_slashes_is_decoded():
     whole = chunk({"text": "~~?" * 300, **counted(5, 90)}).payload
     assert whole.count(b"/") > 100
     kept = whole.replace(b"/", b"\\/")[-1000:]
@@ -428,13 +428,13 @@ def test_base64_may_have_its_slashes_escaped():
     assert stream.usage() == Usage(8, 90)
 
 
-def test_a_cut_chunk_without_them_says_nothing():
+def test_truncated_chunk_without_metrics_is_ignored():
     stream = fed(InvocationStream(), [chunk(PLAIN_START), chunk({"text": "x" * 3000}, kept=1000)])
     assert stream.usage() is None
     assert stream.partial_usage() == Usage(8)
 
 
-def test_what_is_asked_of_the_watcher_is_bounded():
+def test_frame_limits_are_bounded():
     assert all(
         kept <= 64 * 1024 for wanted in (CONVERSE_FRAME_LIMITS, INVOCATION_FRAME_LIMITS) for kept in wanted.values()
     )

@@ -85,7 +85,7 @@ def line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_all_start_and_end_as_one(tmp_path: Path) -> None:
+def test_workers_start_and_stop_together(tmp_path: Path) -> None:
     with supervised(_WAITS, tmp_path) as process:
         assert line(process) == "all have started {'worker': 0}"
         pids = children(process.pid)
@@ -109,7 +109,7 @@ def test_all_start_and_end_as_one(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_one_that_cannot_start_ends_all_and_is_the_reason(tmp_path: Path, ending: str, told: str) -> None:
+def test_worker_failing_to_start_stops_all_with_its_reason(tmp_path: Path, ending: str, told: str) -> None:
     with supervised(f"    if place.number == 1:\n        {ending}\n{_WAITS}", tmp_path) as process:
         assert line(process) == told
         assert process.wait(SECONDS) == 3
@@ -117,7 +117,7 @@ def test_one_that_cannot_start_ends_all_and_is_the_reason(tmp_path: Path, ending
     assert (tmp_path / "log").read_text() == ""
 
 
-def test_a_death_between_two_starts_is_told_with_its_reason(tmp_path: Path) -> None:
+def test_crash_during_restart_is_logged_with_reason(tmp_path: Path) -> None:
     """The second start of worker 2 fails; there is no third, as all workers stop then."""
     work = """
     made = os.path.join(deaths, "made")
@@ -139,7 +139,7 @@ def test_a_death_between_two_starts_is_told_with_its_reason(tmp_path: Path) -> N
     assert "Traceback" not in log.read_text()
 
 
-def test_one_that_does_not_end_is_killed_and_told(tmp_path: Path) -> None:
+def test_worker_that_does_not_stop_is_killed_and_logged(tmp_path: Path) -> None:
     with supervised(f"    tell({{}})\n    time.sleep({SECONDS})\n" + _WAITS, tmp_path) as process:
         line(process)
         pids = children(process.pid)
@@ -149,14 +149,14 @@ def test_one_that_does_not_end_is_killed_and_told(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "workers did not end within 2 s and are killed: 0, 1, 2\n"
 
 
-def test_a_bug_in_one_is_shown_and_ends_all(tmp_path: Path) -> None:
+def test_bug_in_worker_is_shown_and_stops_all(tmp_path: Path) -> None:
     with supervised(f"    if place.number == 1:\n        1 / 0\n{_WAITS}", tmp_path) as process:
         assert line(process) == "PriceKeeperError worker 1 did not start: it ended with 1"
         assert process.wait(SECONDS) == 3
     assert "ZeroDivisionError" in (tmp_path / "log").read_text()
 
 
-def test_one_that_ends_badly_when_all_stop_is_not_passed_over(tmp_path: Path) -> None:
+def test_worker_failing_at_shutdown_is_reported(tmp_path: Path) -> None:
     work = f"{_WAITS}    if place.number == 1:\n        raise PriceKeeperError('the journal is broken')\n"
     with supervised(work, tmp_path) as process:
         line(process)
@@ -165,14 +165,14 @@ def test_one_that_ends_badly_when_all_stop_is_not_passed_over(tmp_path: Path) ->
     assert (tmp_path / "log").read_text() == "worker 1 ends: the journal is broken\n"
 
 
-def test_a_stop_while_they_start_is_no_failure(tmp_path: Path) -> None:
+def test_stop_during_start_is_no_failure(tmp_path: Path) -> None:
     with supervised("    signal.sigwait([signal.SIGTERM])\n", tmp_path) as process:
         wait_until(lambda: len(children(process.pid)) == 3)
         process.terminate()
         assert process.wait(SECONDS) == 0
 
 
-def test_nobody_is_started_again_once_all_are_to_stop() -> None:
+def test_worker_is_not_restarted_while_stopping() -> None:
     alone = Supervisor(WorkerSlot(0, 2), lambda *_: None, lambda _: None)
     alone._workers[1].schedule_restart(0.0)
     alone._handle_signal(signal.SIGTERM)
@@ -180,7 +180,7 @@ def test_nobody_is_started_again_once_all_are_to_stop() -> None:
     assert alone._has_ended
 
 
-def test_a_hang_up_reaches_all_also_who_still_starts(tmp_path: Path) -> None:
+def test_sighup_reaches_workers_that_still_start(tmp_path: Path) -> None:
     def heard() -> list[int]:
         files = [tmp_path / f"heard-{number}" for number in range(3)]
         return [file.stat().st_size if file.exists() else 0 for file in files]

@@ -24,7 +24,7 @@ def theirs(tmp_path: Path) -> Path:
     return found
 
 
-def test_a_journals_lock(tmp_path: Path, theirs: Path) -> None:
+def test_journal_lock_link_is_refused(tmp_path: Path, theirs: Path) -> None:
     journal = tmp_path / "journal"
     journal.mkdir()
     (journal / journals.LOCK_NAME).symlink_to(theirs)
@@ -32,21 +32,21 @@ def test_a_journals_lock(tmp_path: Path, theirs: Path) -> None:
         pass
 
 
-def test_a_segment(tmp_path: Path, theirs: Path) -> None:
+def test_segment_link_is_refused(tmp_path: Path, theirs: Path) -> None:
     (tmp_path / "01ARZ3NDEKTSV4RRFFQ69G5FAV.seg").symlink_to(theirs)
     with pytest.raises(OSError, match="symbolic links"):
         Segment(tmp_path, "01ARZ3NDEKTSV4RRFFQ69G5FAV")
     assert theirs.read_text() == TEXT
 
 
-async def test_the_list_of_holds(tmp_path: Path, theirs: Path) -> None:
+async def test_lease_file_link_is_refused(tmp_path: Path, theirs: Path) -> None:
     holds = BudgetLeaseFile(tmp_path, "holder")
     (tmp_path / f"{LEASE_FILE_PREFIX}holder").symlink_to(theirs)
     with pytest.raises(OSError, match="symbolic links"):
         await holds.add(NAME)
 
 
-async def test_what_a_journal_keeps_is_its_owners_alone(tmp_path: Path) -> None:
+async def test_journal_files_are_private(tmp_path: Path) -> None:
     before, journal = os.umask(0), tmp_path / "journal"
     try:
         with journals.lock_folder(journal):

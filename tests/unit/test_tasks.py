@@ -47,7 +47,7 @@ def crashes(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     return [record for record in caplog.records if record.name == "price_keeper.tasks"]
 
 
-async def test_a_crash_is_logged_once_with_its_name_and_the_work_runs_again(caplog):
+async def test_crash_is_logged_once_and_task_restarts(caplog):
     clock = ManualClock()
     work = Script(clock, OSError("disk"), None)
     async with Tasks(clock, chance=most) as tasks:
@@ -68,7 +68,7 @@ async def test_a_crash_is_logged_once_with_its_name_and_the_work_runs_again(capl
     assert record.exc_info is not None
 
 
-async def test_the_back_off_doubles_up_to_a_cap():
+async def test_restart_backoff_doubles_up_to_limit():
     clock = ManualClock()
     work = Script(clock, OSError())
     async with Tasks(clock, chance=most) as tasks:
@@ -82,7 +82,7 @@ async def test_the_back_off_doubles_up_to_a_cap():
 
 
 @pytest.mark.parametrize(("chance", "expected"), [(0.0, 0.5), (0.5, 0.75), (0.999, 0.9995)])
-async def test_the_back_off_is_jittered_between_a_half_and_the_whole(chance, expected):
+async def test_restart_backoff_is_jittered_between_half_and_whole(chance, expected):
     clock = ManualClock()
     async with Tasks(clock, chance=always(chance)) as tasks:
         tasks.start("work", Script(clock, OSError()))
@@ -91,7 +91,7 @@ async def test_the_back_off_is_jittered_between_a_half_and_the_whole(chance, exp
 
 
 @pytest.mark.parametrize(("ran_for", "expected"), [(LONGEST - 1, 8), (LONGEST, 1)])
-async def test_a_long_good_run_forgives_earlier_crashes(ran_for, expected):
+async def test_long_run_resets_backoff(ran_for, expected):
     clock = ManualClock()
     work = Script(clock, OSError(), OSError(), OSError(), ran_for)
     async with Tasks(clock, chance=most) as tasks:
@@ -101,7 +101,7 @@ async def test_a_long_good_run_forgives_earlier_crashes(ran_for, expected):
         assert clock.remaining_sleeps() == [expected]
 
 
-async def test_one_crash_leaves_other_tasks_alone():
+async def test_crash_does_not_affect_other_tasks():
     clock = ManualClock()
     steady = Script(clock, 10_000)
     async with Tasks(clock) as tasks:
@@ -111,7 +111,7 @@ async def test_one_crash_leaves_other_tasks_alone():
         assert steady.runs == [0]
 
 
-async def test_a_cancellation_inside_the_work_that_nobody_asked_for_is_a_crash(caplog):
+async def test_unrequested_cancellation_counts_as_crash(caplog):
     clock = ManualClock()
     work = Script(clock, asyncio.CancelledError(), None)
     async with Tasks(clock, chance=most) as tasks:
@@ -121,7 +121,7 @@ async def test_a_cancellation_inside_the_work_that_nobody_asked_for_is_a_crash(c
     assert ["refresh" in record.getMessage() for record in crashes(caplog)] == [True]
 
 
-async def test_a_cancellation_from_outside_ends_the_task(caplog):
+async def test_external_cancellation_ends_task(caplog):
     clock = ManualClock()
     work = Script(clock, 10_000)
     async with Tasks(clock) as tasks:
@@ -135,7 +135,7 @@ async def test_a_cancellation_from_outside_ends_the_task(caplog):
     assert crashes(caplog) == []
 
 
-async def test_stop_during_back_off_ends_at_once(caplog):
+async def test_stop_during_backoff_ends_at_once(caplog):
     clock = ManualClock()
     work = Script(clock, OSError())
     tasks = Tasks(clock)
@@ -149,7 +149,7 @@ async def test_stop_during_back_off_ends_at_once(caplog):
     assert len(crashes(caplog)) == 1
 
 
-async def test_stop_waits_for_the_clean_up_and_never_interrupts_it(caplog):
+async def test_stop_waits_for_cleanup(caplog):
     clock = ManualClock()
     events: list[str] = []
 
@@ -177,7 +177,7 @@ async def test_stop_waits_for_the_clean_up_and_never_interrupts_it(caplog):
     assert crashes(caplog) == []
 
 
-async def test_a_crash_during_the_clean_up_is_logged_and_not_retried(caplog):
+async def test_crash_during_cleanup_is_logged_and_not_retried(caplog):
     clock = ManualClock()
     runs = []
 
@@ -195,7 +195,7 @@ async def test_a_crash_during_the_clean_up_is_logged_and_not_retried(caplog):
     assert ["could not close" in record.getMessage() for record in crashes(caplog)] == [True]
 
 
-async def test_stop_ends_even_periodic_work_that_hides_its_cancellation():
+async def test_stop_ends_periodic_work_that_swallows_cancellation():
     clock = ManualClock()
 
     async def stubborn() -> None:
@@ -212,7 +212,7 @@ async def test_stop_ends_even_periodic_work_that_hides_its_cancellation():
     assert stopping.done()
 
 
-async def test_a_task_that_never_got_its_first_turn_can_be_stopped():
+async def test_task_never_scheduled_can_be_stopped():
     clock = ManualClock()
     work = Script(clock, None)
     tasks = Tasks(clock)
@@ -221,14 +221,14 @@ async def test_a_task_that_never_got_its_first_turn_can_be_stopped():
     assert work.runs == []
 
 
-async def test_nothing_starts_after_stop():
+async def test_spawn_after_stop_is_refused():
     tasks = Tasks(ManualClock())
     await tasks.stop()
     with pytest.raises(RuntimeError, match="late"):
         tasks.start("late", Script(ManualClock(), None))
 
 
-async def test_work_may_stop_everything_itself():
+async def test_task_may_stop_all_tasks():
     clock = ManualClock()
     tasks = Tasks(clock)
     tasks.start("fatal", tasks.stop)
@@ -237,7 +237,7 @@ async def test_work_may_stop_everything_itself():
     assert [task.get_name() for task in asyncio.all_tasks() if task.get_name() in ("fatal", "other")] == []
 
 
-async def test_a_running_task_is_never_garbage_collected():
+async def test_running_task_is_not_garbage_collected():
     ended = []
 
     async def forgotten() -> None:
@@ -255,7 +255,7 @@ async def test_a_running_task_is_never_garbage_collected():
     assert ended == [1]
 
 
-async def test_a_finished_task_is_let_go():
+async def test_finished_task_is_released():
     async with Tasks(ManualClock()) as tasks:
         tasks.start("short", Script(ManualClock(), None))
         (task,) = [weakref.ref(task) for task in asyncio.all_tasks() if task.get_name() == "short"]
@@ -264,7 +264,7 @@ async def test_a_finished_task_is_let_go():
         assert task() is None
 
 
-async def test_periodic_work_waits_first_and_then_comes_at_each_interval():
+async def test_periodic_work_runs_after_each_interval():
     clock = ManualClock()
     work = Script(clock, None)
     async with Tasks(clock) as tasks:
@@ -275,7 +275,7 @@ async def test_periodic_work_waits_first_and_then_comes_at_each_interval():
         assert work.runs == [60, 120, 180, 240]
 
 
-async def test_periodic_work_keeps_its_pace_through_exceptions(caplog):
+async def test_periodic_work_keeps_interval_after_exceptions(caplog):
     clock = ManualClock()
     work = Script(clock, OSError("one"), OSError("two"), OSError("three"), None)
     async with Tasks(clock) as tasks:
@@ -287,7 +287,7 @@ async def test_periodic_work_keeps_its_pace_through_exceptions(caplog):
     assert all("sweep" in line for line in told)
 
 
-async def test_periodic_work_survives_a_cancellation_that_nobody_asked_for():
+async def test_periodic_work_survives_unrequested_cancellation():
     clock = ManualClock()
     work = Script(clock, asyncio.CancelledError(), None)
     async with Tasks(clock) as tasks:
@@ -296,7 +296,7 @@ async def test_periodic_work_survives_a_cancellation_that_nobody_asked_for():
     assert work.runs == [60, 120]
 
 
-async def test_periodic_work_never_overlaps_itself():
+async def test_periodic_work_never_overlaps():
     clock = ManualClock()
     work = Script(clock, 100)
     async with Tasks(clock) as tasks:
@@ -306,7 +306,7 @@ async def test_periodic_work_never_overlaps_itself():
 
 
 @pytest.mark.parametrize(("chance", "wait"), [(0.0, 54), (0.5, 60), (1.0, 66)])
-async def test_jitter_spreads_the_interval_both_ways(chance, wait):
+async def test_jitter_spreads_interval_both_ways(chance, wait):
     clock = ManualClock()
     async with Tasks(clock, chance=always(chance)) as tasks:
         tasks.run_every("sweep", 60, Script(clock, None), jitter=0.1)
@@ -315,7 +315,7 @@ async def test_jitter_spreads_the_interval_both_ways(chance, wait):
 
 
 @pytest.mark.parametrize(("interval", "jitter"), [(0, 0), (-1, 0), (float("nan"), 0), (1, 1), (1, -0.1)])
-async def test_an_interval_that_would_never_wait_is_refused(interval, jitter):
+async def test_zero_interval_is_refused(interval, jitter):
     async with Tasks(ManualClock()) as tasks:
         with pytest.raises(ValueError, match="sweep"):
             tasks.run_every("sweep", interval, Script(ManualClock(), None), jitter=jitter)

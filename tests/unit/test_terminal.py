@@ -38,7 +38,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 
 @pytest.mark.parametrize(("on_terminal", "variables", "expected"), CASES)
-def test_colors_are_for_who_wants_them(
+def test_colors_follow_terminal_and_environment(
     terminal: Terminal,
     monkeypatch: pytest.MonkeyPatch,
     on_terminal: bool,
@@ -50,7 +50,7 @@ def test_colors_are_for_who_wants_them(
     assert is_colored(terminal if on_terminal else StringIO()) is expected
 
 
-def test_only_what_is_ours_may_colour(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_own_escape_sequences_reach_terminal(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", terminal)
     evil = "\x1b[2Jx"
     print_lines([paint(evil, GREEN) + evil, evil + paint("ok", BOLD), evil])
@@ -67,14 +67,14 @@ ID = "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b"
 ROWS = [("東京の会社とその子会社と孫会社", ID, "Asia/Tokyo"), ("Läbs", ID, "UTC")]
 
 
-def test_columns_stay_columns_with_wide_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_align_with_wide_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", StringIO())
     lines = format_columns(HEADS, ROWS)
     assert {measure_width(line[: line.index(mark)]) for line, mark in zip(lines, ("Id", ID, ID), strict=True)} == {32}
     assert lines[1].startswith(ROWS[0][0])  # in a pipe nothing is cut
 
 
-def test_a_table_fits_its_terminal_and_leaves_ids_whole(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_fits_terminal_and_keeps_ids_whole(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", terminal)
     lines = format_columns(HEADS, ROWS)
     assert lines[0] == "\x1b[1mOrg           Id                                    Zone\x1b[0m"

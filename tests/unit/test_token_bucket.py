@@ -47,7 +47,7 @@ def state(*each: tuple[RateLimit, int, int], version: int = 1) -> StoredBucket:
 
 
 @given(CAPACITIES, AMOUNTS, PERIODS, ELAPSED, st.data())
-def test_what_is_there_is_what_a_real_bucket_would_hold_rounded_down(
+def test_level_matches_exact_bucket_rounded_down(
     capacity: int, amount: int, period: int, elapsed: int, data: st.DataObject
 ) -> None:
     limit = RateLimit("tpm", capacity, amount, period)
@@ -60,12 +60,12 @@ def test_what_is_there_is_what_a_real_bucket_would_hold_rounded_down(
 
 
 @pytest.mark.parametrize(("rem", "is_spilling"), [(0, False), (1, True)])
-def test_a_part_of_a_token_over_the_brim_is_over_it(rem: int, is_spilling: bool) -> None:
+def test_fraction_above_capacity_spills(rem: int, is_spilling: bool) -> None:
     limit = RateLimit("tpm", 10, 1, 1_000)
     assert compute_levels(state((limit, 9, rem)), bucket(limit), NOW + 1_000)["tpm"] == (10, 1, 0, is_spilling)
 
 
-def test_no_remainder_is_lost_in_a_million_steps() -> None:
+def test_remainder_is_exact_over_a_million_steps() -> None:
     limit = RateLimit("tpm", 10**15, 999_983, 60_000)
     mine, now, step, taken = bucket(limit), NOW, 1, 0
     known = state((limit, 0, 0))
@@ -82,7 +82,7 @@ def test_no_remainder_is_lost_in_a_million_steps() -> None:
 
 
 @given(CAPACITIES, AMOUNTS, PERIODS, st.integers(1, 10**9), st.integers(-MAX_AHEAD_MS, 10**4), st.data())
-def test_a_wait_is_exact(capacity: int, amount: int, period: int, cost: int, elapsed: int, data: st.DataObject) -> None:
+def test_wait_is_exact(capacity: int, amount: int, period: int, cost: int, elapsed: int, data: st.DataObject) -> None:
     limit = RateLimit("tpm", capacity, amount, period)
     known = state((limit, data.draw(st.integers(-(10**9), capacity)), data.draw(st.integers(0, period - 1))))
     mine, now = bucket(limit), NOW + elapsed
@@ -95,7 +95,7 @@ def test_a_wait_is_exact(capacity: int, amount: int, period: int, cost: int, ela
         assert compute_available(known, mine, now + wait - 1)["tpm"] < cost
 
 
-def test_a_wait_is_that_of_the_slowest_limit_and_of_those_asked_alone() -> None:
+def test_wait_is_of_slowest_requested_limit() -> None:
     fast, slow = RateLimit("rpm", 10_000, 1_000, 100), RateLimit("tpm", 10_000, 1_000, 1_000)
     known, mine = state((fast, 0, 0), (slow, 0, 0)), bucket(fast, slow)
     assert compute_wait_ms(known, mine, {"rpm": 1_000, "tpm": 2_000}, NOW) == 2_000
@@ -103,7 +103,7 @@ def test_a_wait_is_that_of_the_slowest_limit_and_of_those_asked_alone() -> None:
     assert compute_wait_ms(known, mine, {"rpm": 0, "other": 10**9}, NOW) == 0
 
 
-def test_what_never_refills_is_never_waited_for() -> None:
+def test_limit_without_refill_gives_no_wait() -> None:
     limit = RateLimit("usd", 10_000, 0, 1)
     known, mine = state((limit, 400, 0)), bucket(limit)
     assert compute_available(known, mine, NOW + 10**12) == {"usd": 400}
@@ -114,17 +114,17 @@ def test_what_never_refills_is_never_waited_for() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "there"), [(10_000, 15_000, 5_400), (10_000, 9_900, 300), (10_000, 1_000, -8_600)]
 )
-def test_another_amount_to_use_once_leaves_what_was_used_of_it_used(before: int, after: int, there: int) -> None:
+def test_changed_one_time_amount_keeps_usage(before: int, after: int, there: int) -> None:
     known = state((RateLimit("usd", before, 0, 1), 400, 0))
     assert compute_available(known, bucket(RateLimit("usd", after, 0, 1), version=2), NOW) == {"usd": there}
 
 
-def test_a_limit_that_is_new_in_the_settings_is_full() -> None:
+def test_new_limit_starts_full() -> None:
     old, new = RateLimit("rpm", 5_000, 1_000, 1_000), RateLimit("tpm", 7_000, 1_000, 1_000)
     assert compute_available(state((old, 0, 0)), bucket(old, new), NOW) == {"rpm": 0, "tpm": 7_000}
 
 
-def test_lowered_settings_take_away_what_stands_above() -> None:
+def test_lowered_capacity_removes_excess() -> None:
     known = state((RateLimit("rpm", 10_000, 1_000, 1_000), 9_000, 5))
     level = compute_levels(known, bucket(RateLimit("rpm", 4_000, 1_000, 1_000), version=2), NOW)["rpm"]
     assert level == (4_000, -5_000, 0, True)
@@ -134,14 +134,14 @@ BROUGHT_BACK = [(8_000, 0, True), (8_000, 1, False), (7_999, 1, True), (7_000, 9
 
 
 @pytest.mark.parametrize(("tokens", "back", "may_be"), BROUGHT_BACK)
-def test_lowered_settings_do_not_overlook_what_was_given_back_meanwhile(tokens: int, back: int, may_be: bool) -> None:
+def test_lowered_capacity_accounts_for_concurrent_returns(tokens: int, back: int, may_be: bool) -> None:
     known, given = (state((RateLimit("rpm", 20_000, 1_000, 1_000), each, 0)) for each in (tokens, tokens + back))
     write = build_refill_and_take(bucket(RateLimit("rpm", 8_000, 1_000, 1_000), version=2), known, {}, {}, NOW)
     assert evaluate_condition(write.condition, encode_stored_bucket(given)) is may_be
 
 
 @pytest.mark.parametrize(("taken", "may_be"), [(0, True), (8_000, True), (8_001, False)])
-def test_lowered_settings_take_away_no_more_than_is_there(taken: int, may_be: bool) -> None:
+def test_lowered_capacity_removes_no_more_than_available(taken: int, may_be: bool) -> None:
     known, left = (state((RateLimit("rpm", 20_000, 1_000, 1_000), each, 0)) for each in (20_000, 20_000 - taken))
     write = build_refill_and_take(
         bucket(RateLimit("rpm", 8_000, 1_000, 1_000), version=2), known, {}, {}, NOW, is_exact=False
@@ -149,7 +149,7 @@ def test_lowered_settings_take_away_no_more_than_is_there(taken: int, may_be: bo
     assert evaluate_condition(write.condition, encode_stored_bucket(left)) is may_be
 
 
-def test_older_settings_go_by_the_item() -> None:
+def test_older_settings_follow_stored_ones() -> None:
     stored, own = RateLimit("tpm", 5_000, 10, 1_000), RateLimit("tpm", 90_000, 1_000, 1)
     known, mine = state((stored, 1_000, 0), version=2), bucket(own, RateLimit("gone", 1, 1, 1), version=1)
     assert compute_available(known, mine, NOW + 100) == {"tpm": 1_001}
@@ -157,7 +157,7 @@ def test_older_settings_go_by_the_item() -> None:
     assert resolve_bucket(mine, state((stored, 0, 0), version=1)) == mine
 
 
-def test_an_item_of_a_rate_of_nothing_is_not_stuck_when_the_settings_have_a_rate() -> None:
+def test_zero_rate_item_recovers_with_new_settings() -> None:
     known = state((RateLimit("rpm", 10_000, 0, 1), 0, 0))
     mine = bucket(RateLimit("rpm", 10_000, 1_000, 1_000), version=2)
     assert compute_wait_ms(known, mine, {"rpm": 1_000}, NOW) == 1_000
@@ -166,7 +166,7 @@ def test_an_item_of_a_rate_of_nothing_is_not_stuck_when_the_settings_have_a_rate
 @given(st.integers(-MAX_AHEAD_MS - 10**7, 0))
 @example(-MAX_AHEAD_MS)
 @example(-MAX_AHEAD_MS - 1)
-def test_a_time_to_come_refills_nothing_and_is_not_believed_beyond_the_skew(elapsed: int) -> None:
+def test_future_refill_time_refills_nothing_and_is_bounded(elapsed: int) -> None:
     limit = RateLimit("rpm", 10_000, 1_000, 1_000)
     known, mine, now = state((limit, 300, 7)), bucket(limit), NOW + elapsed
     write = build_refill_and_take(mine, known, {"rpm": 100}, {}, now)
@@ -178,7 +178,7 @@ def test_a_time_to_come_refills_nothing_and_is_not_believed_beyond_the_skew(elap
     assert wait == 1_000 + (NOW - now if now >= NOW - MAX_AHEAD_MS else 0)
 
 
-def test_an_item_is_read_as_it_is_written() -> None:
+def test_stored_bucket_round_trips() -> None:
     limits = (RateLimit("a_tk", 5_000, 10, 1_000), RateLimit("a", 7_000, 0, 1))
     put = build_create(bucket(*limits), {"a": 7_500, "a_tk": -1}, {"a": 2}, NOW)
     read = parse_stored_bucket(put.item)
@@ -189,13 +189,13 @@ def test_an_item_is_read_as_it_is_written() -> None:
 
 
 @pytest.mark.parametrize("spoilt", [{"rf": None}, {"v": "1"}, {"a_cp": None}, {"a_tk": True}])
-def test_a_spoilt_item_says_so(spoilt: dict[str, object]) -> None:
+def test_malformed_item_is_reported(spoilt: dict[str, object]) -> None:
     item = dict(build_create(bucket(RateLimit("a", 1, 1, 1)), {}, {}, NOW).item) | spoilt
     with pytest.raises(StoreMisconfigured, match=f"attribute {next(iter(spoilt))} .* delete the item"):
         parse_stored_bucket({name: value for name, value in item.items() if value is not None})
 
 
-def test_an_item_goes_when_it_would_be_full_and_a_day_is_over() -> None:
+def test_item_expires_a_day_after_it_would_be_full() -> None:
     minute, week = RateLimit("rpm", 60_000, 60_000, 60_000), RateLimit("week", 1_000, 1_000, 7 * 86_400_000)
     second = NOW // 1000
     assert build_create(bucket(minute), {}, {}, NOW).item[EXPIRY_ATTRIBUTE] == second + 86_400 + 60
@@ -205,9 +205,7 @@ def test_an_item_goes_when_it_would_be_full_and_a_day_is_over() -> None:
 
 
 @given(CAPACITIES, st.integers(0, 2 * 10**9), ELAPSED, st.data())
-def test_what_is_given_back_never_lifts_a_bucket_above_its_brim(
-    capacity: int, back: int, elapsed: int, data: st.DataObject
-) -> None:
+def test_return_never_exceeds_capacity(capacity: int, back: int, elapsed: int, data: st.DataObject) -> None:
     limit = RateLimit("tpm", capacity, 1_000, 1_000)
     mine, tokens = bucket(limit), data.draw(st.integers(-(10**9), capacity))
     known = state((limit, tokens, 0))

@@ -70,7 +70,7 @@ def signed(key: Any = SECRET, alg: str = "HS256", kid: Any = "k1", **changes: An
 
 
 @pytest.mark.parametrize("app", ["web", None])
-def test_a_minted_token_names_its_caller_until_it_expires(tokens: TokenService, time: Time, app: str | None) -> None:
+def test_minted_token_names_its_caller_until_expiry(tokens: TokenService, time: Time, app: str | None) -> None:
     minted = tokens.mint_access(ORG, app)
     suffix = "" if app is None else f"-app-{app}"
     for _ in range(2):
@@ -84,7 +84,7 @@ def test_a_minted_token_names_its_caller_until_it_expires(tokens: TokenService, 
             tokens.verify_caller(minted.token)
 
 
-def test_two_tokens_are_never_the_same(tokens: TokenService) -> None:
+def test_tokens_are_unique(tokens: TokenService) -> None:
     assert tokens.mint_access(ORG, "web").token != tokens.mint_access(ORG, "web").token
 
 
@@ -152,18 +152,18 @@ BAD: dict[str, Callable[[], str]] = {
 
 
 @pytest.mark.parametrize("make", BAD.values(), ids=BAD.keys())
-def test_a_bad_token_is_refused_without_saying_why(tokens: TokenService, make: Callable[[], str]) -> None:
+def test_invalid_token_is_refused_without_reason(tokens: TokenService, make: Callable[[], str]) -> None:
     token = make()
     with pytest.raises(AccessDenied, match=r"^the token is not good: ask for a new one$"):
         tokens.verify_caller(token)
 
 
-def test_an_expired_token_of_another_key_is_not_called_expired(tokens: TokenService) -> None:
+def test_expired_token_of_other_key_is_not_called_expired(tokens: TokenService) -> None:
     with pytest.raises(AccessDenied):
         tokens.verify_caller(signed(b"another secret that is long enough", exp=NOW - 1))
 
 
-def test_keys_rotate_the_first_signs_and_all_verify(time: Time) -> None:
+def test_rotated_keys_sign_with_first_and_verify_all(time: Time) -> None:
     old, new = hs256("old"), hs256("new", b"a new secret, long enough for HS256 too")
     before = TokenService([old], "price-keeper", time).mint_access(ORG, "web").token
     during = TokenService([new, old], "price-keeper", time)
@@ -173,7 +173,7 @@ def test_keys_rotate_the_first_signs_and_all_verify(time: Time) -> None:
         TokenService([new], "price-keeper", time).verify_caller(before)
 
 
-def test_what_is_remembered_is_bounded(time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claims_cache_is_bounded(time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_CACHED_TOKENS", 10)
     tokens = TokenService([hs256()], "price-keeper", time)
     minted = [tokens.mint_access(ORG, f"app{number}").token for number in range(50)]
@@ -186,7 +186,7 @@ def test_what_is_remembered_is_bounded(time: Time, monkeypatch: pytest.MonkeyPat
 # Refresh tokens.
 
 
-def test_a_refresh_token_lasts_a_week_and_is_never_an_access_token(tokens: TokenService, time: Time) -> None:
+def test_refresh_token_lasts_a_week_and_is_no_access_token(tokens: TokenService, time: Time) -> None:
     minted = tokens.mint_refresh(ORG, "web", "s1")
     found = tokens.verify_refresh(minted.token)
     assert (found.caller.app, found.sid, found.purpose, found.expires) == ("web", "s1", "refresh", NOW + 7 * 86_400)
@@ -200,7 +200,7 @@ def test_a_refresh_token_lasts_a_week_and_is_never_an_access_token(tokens: Token
         tokens.verify_access(minted.token)
 
 
-def test_an_access_token_never_refreshes_even_while_it_is_remembered(tokens: TokenService) -> None:
+def test_cached_access_token_does_not_refresh(tokens: TokenService) -> None:
     access = tokens.mint_access(ORG, "web", sid="s1").token
     assert tokens.verify_access(access).sid == "s1"
     with pytest.raises(AccessDenied):
@@ -208,18 +208,18 @@ def test_an_access_token_never_refreshes_even_while_it_is_remembered(tokens: Tok
 
 
 @pytest.mark.parametrize("sid", [None, "a#b", ""])
-def test_a_refresh_token_has_a_session(tokens: TokenService, sid: str | None) -> None:
+def test_refresh_token_requires_a_session(tokens: TokenService, sid: str | None) -> None:
     with pytest.raises(AccessDenied):
         tokens.verify_refresh(signed(scope="refresh", sid=sid))
 
 
-def test_how_long_tokens_last_is_configured(time: Time) -> None:
+def test_token_lifetimes_are_configurable(time: Time) -> None:
     short = TokenService([hs256()], "price-keeper", time, access_seconds=2, refresh_seconds=3)
     assert short.mint_access(ORG, None).expires == NOW + 2
     assert short.mint_refresh(ORG, None, "s1").expires == NOW + 3
 
 
-def test_spare_bits_of_a_signature_make_no_other_token(tokens: TokenService) -> None:
+def test_unused_signature_bits_make_no_other_token(tokens: TokenService) -> None:
     """Its last letter has bits that decoders pass over, so that four letters would do."""
     token = tokens.mint_access(ORG, "web").token
     letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
@@ -242,7 +242,7 @@ PRIVATE = {"EdDSA": Ed25519PrivateKey.generate(), "RS256": generate_private_key(
 
 
 @pytest.mark.parametrize("alg", PRIVATE)
-def test_a_sidecar_with_the_public_half_verifies_and_cannot_mint(alg: str, tmp_path: Path, time: Time) -> None:
+def test_public_key_verifies_and_cannot_mint(alg: str, tmp_path: Path, time: Time) -> None:
     private, public = pems(PRIVATE[alg])
     (tmp_path / "public.pem").write_bytes(public)
     mint = TokenService(load_keys([KeyConfig("k", alg, private_key_env="PEM")], {"PEM": private.decode()}), "i", time)  # type: ignore[arg-type]
@@ -252,7 +252,7 @@ def test_a_sidecar_with_the_public_half_verifies_and_cannot_mint(alg: str, tmp_p
         verify.mint_access(ORG, "web")
 
 
-def test_a_public_key_is_never_taken_for_a_secret(time: Time) -> None:
+def test_public_key_is_not_accepted_as_hmac_secret(time: Time) -> None:
     """The old trick: a token signed by HS256 with the public key, which everybody has."""
     _, public = pems(PRIVATE["RS256"])
     tokens = TokenService([SigningKey("k", "RS256", PRIVATE["RS256"].public_key(), None)], "price-keeper", time)
@@ -263,7 +263,7 @@ def test_a_public_key_is_never_taken_for_a_secret(time: Time) -> None:
         tokens.verify_caller(b".".join((head, body, mac)).decode())
 
 
-def test_the_public_halves_verify_and_tell_nothing_else(time: Time) -> None:
+def test_jwks_contains_public_keys_only(time: Time) -> None:
     keys = [SigningKey(alg, alg, PRIVATE[alg].public_key(), PRIVATE[alg]) for alg in PRIVATE]
     told = TokenService([*keys, hs256()], "price-keeper", time).build_jwks()
     assert [(key["kid"], key["alg"], key["use"]) for key in told["keys"]] == [
@@ -279,7 +279,7 @@ def test_the_public_halves_verify_and_tell_nothing_else(time: Time) -> None:
     assert TokenService([hs256()], "price-keeper", time).build_jwks() == {"keys": []}
 
 
-def test_a_key_of_one_algorithm_signs_for_no_other(time: Time) -> None:
+def test_key_of_one_algorithm_signs_for_no_other(time: Time) -> None:
     """An HS256 token under the kid of an RSA key, with the secret of another key of ours."""
     tokens = TokenService(
         [SigningKey("rsa", "RS256", PRIVATE["RS256"].public_key(), None), hs256()], "price-keeper", time
@@ -291,7 +291,7 @@ def test_a_key_of_one_algorithm_signs_for_no_other(time: Time) -> None:
         tokens.verify_caller(signed(PRIVATE["RS256"], "RS256", kid="k1"))
 
 
-def test_keys_that_cannot_be_had_are_all_named_and_never_shown(tmp_path: Path) -> None:
+def test_unavailable_keys_are_all_reported_and_redacted(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("")
     (tmp_path / "rsa").write_bytes(pems(PRIVATE["RS256"])[0])
     (tmp_path / "small").write_bytes(pems(generate_private_key(65537, 1024))[0])
@@ -324,13 +324,13 @@ def spelled(header: bytes) -> str:
     "header",
     [b'{"kid":' + b"[" * 5000 + b"]" * 5000 + b"}", b"[" * 9000, b'{"kid":' + b"9" * 6000 + b"}", b"{" * 20_000],
 )
-def test_a_bomb_is_a_bad_token(tokens: TokenService, header: bytes) -> None:
+def test_token_with_huge_header_is_refused(tokens: TokenService, header: bytes) -> None:
     with pytest.raises(AccessDenied):
         tokens.verify_caller(spelled(header))
 
 
 @pytest.mark.parametrize("junk", ["!", "!" * 50_000, "\n", " ", "=", "\u00e9", "."])
-def test_a_token_has_one_spelling(tokens: TokenService, junk: str) -> None:
+def test_token_has_one_spelling(tokens: TokenService, junk: str) -> None:
     """Decoders pass over some characters; each such spelling would be remembered as a token of its own."""
     token = tokens.mint_access(ORG, "web").token
     tokens.verify_caller(token)

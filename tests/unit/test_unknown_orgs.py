@@ -64,7 +64,7 @@ def warnings(caplog: pytest.LogCaptureFixture, org: str) -> list[str]:
     return [record.getMessage() for record in caplog.records if f"org {org} is not" in record.getMessage()]
 
 
-async def test_unregistered_org_is_refused_by_default_with_what_to_do(
+async def test_unregistered_org_is_refused_with_what_to_do(
     one: BudgetSidecar, caplog: pytest.LogCaptureFixture
 ) -> None:
     who = new_caller()
@@ -79,9 +79,7 @@ async def test_unregistered_org_is_refused_by_default_with_what_to_do(
     assert served(one) == {"unregistered": 0, "store_away": 0}
 
 
-async def test_org_that_is_registered_after_a_refusal_is_served_within_seconds(
-    one: BudgetSidecar, exact_store: Store
-) -> None:
+async def test_org_registered_after_refusal_is_served_within_seconds(one: BudgetSidecar, exact_store: Store) -> None:
     who = new_caller()
     with pytest.raises(UnknownOrg):
         await one.decide(who)
@@ -105,7 +103,7 @@ class Lagging:
         return found if consistent else [None] * len(found)
 
 
-async def test_org_that_was_registered_this_moment_is_not_refused_by_a_stale_read(
+async def test_org_registered_this_moment_is_not_refused_by_stale_read(
     tmp_path: Path, exact_store: Store, clock: ManualClock
 ) -> None:
     who = new_caller()
@@ -114,7 +112,7 @@ async def test_org_that_was_registered_this_moment_is_not_refused_by_a_stale_rea
         assert (await one.decide(who)).percent == 0
 
 
-async def test_flood_of_refused_calls_of_one_org_asks_the_store_once_in_a_while(one: BudgetSidecar) -> None:
+async def test_flood_of_refused_calls_reads_store_rarely(one: BudgetSidecar) -> None:
     who = new_caller()
     for app in range(200):
         with pytest.raises(UnknownOrg):
@@ -126,7 +124,7 @@ async def test_flood_of_refused_calls_of_one_org_asks_the_store_once_in_a_while(
     assert len(one.store.calls) == 4
 
 
-async def test_refused_orgs_are_remembered_in_bounded_memory(
+async def test_cache_of_refused_orgs_is_bounded(
     tmp_path: Path, exact_store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unknown_orgs, "MAX_ORGS", 10)
@@ -139,9 +137,7 @@ async def test_refused_orgs_are_remembered_in_bounded_memory(
         assert not one.budget_registry._refresh_states
 
 
-async def test_org_that_is_removed_from_the_store_is_refused_after_the_next_look(
-    one: BudgetSidecar, exact_store: Store
-) -> None:
+async def test_removed_org_is_refused_after_next_refresh(one: BudgetSidecar, exact_store: Store) -> None:
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS)
     await one.decide(who)
@@ -172,9 +168,7 @@ async def test_unregistered_org_with_meter_is_served_logged_once_and_counted_onc
         assert served(one) == {"unregistered": 1, "store_away": 0}
 
 
-async def test_known_org_serves_an_app_that_nobody_has_registered_by_the_orgs_budget(
-    one: BudgetSidecar, exact_store: Store
-) -> None:
+async def test_unregistered_app_of_known_org_is_served_by_org_budget(one: BudgetSidecar, exact_store: Store) -> None:
     who = new_caller("never-put")
     await put_budget(exact_store, who.org, QUOTAS)
     assert (await one.decide(who)).percent == 0
@@ -183,7 +177,7 @@ async def test_known_org_serves_an_app_that_nobody_has_registered_by_the_orgs_bu
 # While the store is away.
 
 
-async def test_org_outside_the_snapshot_is_served_logged_and_counted_while_the_store_is_away(
+async def test_store_outage_serves_and_logs_org_outside_snapshot(
     one: BudgetSidecar, caplog: pytest.LogCaptureFixture
 ) -> None:
     who = new_caller()
@@ -201,7 +195,7 @@ async def test_org_outside_the_snapshot_is_served_logged_and_counted_while_the_s
         await one.decide(who)
 
 
-async def test_org_outside_the_snapshot_waits_for_the_store_with_on_store_down_refuse(
+async def test_store_outage_with_refuse_policy_refuses_org_outside_snapshot(
     tmp_path: Path, exact_store: Store, clock: ManualClock
 ) -> None:
     async with by_default(tmp_path / "one", exact_store, clock, on_store_down="refuse") as one:
@@ -212,7 +206,7 @@ async def test_org_outside_the_snapshot_waits_for_the_store_with_on_store_down_r
 
 
 @pytest.mark.parametrize("is_new_process", [False, True])
-async def test_org_that_was_refused_stays_so_while_the_store_is_away(
+async def test_refused_org_stays_refused_during_store_outage(
     one: BudgetSidecar, tmp_path: Path, exact_store: Store, clock: ManualClock, is_new_process: bool
 ) -> None:
     who = new_caller()
@@ -247,7 +241,7 @@ async def test_org_registered_during_a_slow_read_keeps_its_hard_budget_in_the_sn
             assert (await two.caller_day(other)).budget.settings.enforcement == "hard"
 
 
-async def test_org_written_by_hand_with_a_name_alone_is_registered_and_noted_as_such(
+async def test_hand_written_org_with_name_only_is_registered(
     one: BudgetSidecar, tmp_path: Path, exact_store: Store, clock: ManualClock
 ) -> None:
     who = new_caller()
@@ -259,7 +253,7 @@ async def test_org_written_by_hand_with_a_name_alone_is_registered_and_noted_as_
         assert (await two.decide(who)).label == "premium"
 
 
-def test_snapshot_tells_an_org_that_nobody_registered_from_one_without_settings(clock: ManualClock) -> None:
+def test_snapshot_distinguishes_unregistered_org_from_empty_settings(clock: ManualClock) -> None:
     notes, none, bare = BudgetSnapshot(clock.now), new_caller().org, new_caller().org
     notes.record_settings(Scope(none), None)
     notes.record_settings(Scope(bare), {"org_name": "By hand"})
@@ -272,18 +266,14 @@ def test_snapshot_tells_an_org_that_nobody_registered_from_one_without_settings(
 
 
 @pytest.mark.parametrize("is_forced", [False, True])
-async def test_people_who_look_at_an_unregistered_org_see_that_no_label_serves_it(
-    one: BudgetSidecar, is_forced: bool
-) -> None:
+async def test_status_of_unregistered_org_shows_no_serving_label(one: BudgetSidecar, is_forced: bool) -> None:
     who = new_caller()
     standing, override = await one.budget_registry.read_status(who, forces_read=is_forced)
     assert (standing.scope, override) == (Scope(who.org, who.app), None)
     assert standing.find_enforced_label("premium") is None
 
 
-async def test_people_who_ask_to_look_now_see_an_org_that_was_registered_this_moment(
-    one: BudgetSidecar, exact_store: Store
-) -> None:
+async def test_forced_refresh_shows_org_registered_this_moment(one: BudgetSidecar, exact_store: Store) -> None:
     who = new_caller()
     with pytest.raises(UnknownOrg):
         await one.decide(who)

@@ -104,21 +104,21 @@ NO_OUTPUT: dict[str, tuple[dict[str, Any], dict[bytes, bytes]]] = {
 
 
 @pytest.mark.parametrize("family", NO_OUTPUT)
-def test_invocation_without_output_count_costs_its_worst_case_under_a_hard_budget(record: Ask, family: str) -> None:
+def test_missing_output_count_costs_ceiling_under_hard_budget(record: Ask, family: str) -> None:
     answer, headers = NO_OUTPUT[family]
     counts = record(Operation.INVOKE, answer, headers=headers, most=WORST)
     assert (counts.pico, counts.estimated_requests) == (WORST, 1)
 
 
 @pytest.mark.parametrize("family", NO_OUTPUT)
-def test_invocation_without_output_count_is_estimated_from_its_text(record: Ask, family: str) -> None:
+def test_missing_output_count_is_estimated_from_text(record: Ask, family: str) -> None:
     answer, headers = NO_OUTPUT[family]
     counts = record(Operation.INVOKE, answer, headers=headers)
     assert (counts.input_tokens, counts.estimated_requests) == (90, 1)
     assert counts.output_tokens >= len(TEXT) // 4
 
 
-def test_chat_stream_without_output_count_keeps_its_stated_input(record: Ask) -> None:
+def test_chat_stream_without_output_count_keeps_stated_input(record: Ask) -> None:
     stream = chats({"choices": [{"delta": {"content": TEXT}}]}, {"choices": [], "usage": {"prompt_tokens": 7000}})
     counts = record(Operation.CHAT_COMPLETIONS, stream, SERVER_SENT_EVENTS)
     assert (counts.input_tokens, counts.estimated_requests) == (7000, 1)
@@ -126,7 +126,7 @@ def test_chat_stream_without_output_count_keeps_its_stated_input(record: Ask) ->
 
 
 @pytest.mark.parametrize("document", [{"embedding": [0.5]}, {"embeddings": [[0.5]]}, {"embeddingsByType": {}}])
-def test_embedding_has_no_output_to_count_and_is_exact(record: Ask, document: dict[str, Any]) -> None:
+def test_embedding_without_output_count_is_exact(record: Ask, document: dict[str, Any]) -> None:
     counts = record(Operation.INVOKE, document, headers={INPUT: b"90"}, most=WORST)
     assert counts == UsageCounts(1, 0, 90, pico=90 * 3_000_000)
 
@@ -161,7 +161,7 @@ ZEROS: dict[str, tuple[Operation, bytes, Any, dict[bytes, bytes]]] = {
 
 
 @pytest.mark.parametrize("what", ZEROS)
-def test_successful_answer_of_zero_usage_is_never_recorded_as_zero_unflagged(record: Ask, what: str) -> None:
+def test_successful_response_with_zero_usage_is_estimated(record: Ask, what: str) -> None:
     operation, kind, answer, headers = ZEROS[what]
     is_guardrail = operation is Operation.APPLY_GUARDRAIL
     more = {"price": UNITS, "guess": Usage(units={"unknown": 3})} if is_guardrail else {}
@@ -174,7 +174,7 @@ def test_successful_answer_of_zero_usage_is_never_recorded_as_zero_unflagged(rec
 
 
 @pytest.mark.parametrize("usage", [{"inputTokens": 90, "outputTokens": 0}, {"inputTokens": 0, "outputTokens": 90}])
-def test_zero_of_one_kind_is_not_believed_of_an_answer_with_text(record: Ask, usage: dict[str, int]) -> None:
+def test_zero_count_beside_text_is_estimated(record: Ask, usage: dict[str, int]) -> None:
     answer = {"output": {"message": {"content": [{"text": TEXT}]}}, "usage": usage, "stopReason": "end_turn"}
     counts = record(Operation.CONVERSE, answer)
     assert (counts.input_tokens, counts.estimated_requests) == (usage["inputTokens"] or GUESS.input, 1)
@@ -191,7 +191,7 @@ def test_zero_of_one_kind_is_not_believed_of_an_answer_with_text(record: Ask, us
         (Operation.INVOKE, JSON, {"type": "message", "content": [{"type": "text", "text": ""}], "usage": {}}),
     ],
 )
-def test_zero_output_of_an_answer_that_says_nothing_is_exact(
+def test_zero_output_of_empty_response_is_exact(
     record: Ask, operation: Operation, kind: bytes, answer: dict[str, Any]
 ) -> None:
     spelt = {"inputTokens": 90, "outputTokens": 0} if operation is Operation.CONVERSE else {"input_tokens": 90}
@@ -199,7 +199,7 @@ def test_zero_output_of_an_answer_that_says_nothing_is_exact(
     assert record(operation, answer, kind, most=WORST) == UsageCounts(1, 0, 90, pico=90 * 3_000_000)
 
 
-def test_zero_output_of_a_stream_that_says_nothing_is_exact(record: Ask) -> None:
+def test_zero_output_of_empty_stream_is_exact(record: Ask) -> None:
     usage = {"inputTokens": 90, "outputTokens": 0}
     conversed = encode_event("messageStart", {"role": "assistant"}) + encode_event(
         "messageStop", {"stopReason": "max_tokens"}
@@ -231,7 +231,7 @@ def test_refusal_before_any_output_is_exact(record: Ask) -> None:
 
 
 @pytest.mark.parametrize("answer", [TEXT.encode(), b'{"generation":"' + TEXT.encode(), b'{"generation":"x","p":NaN}'])
-def test_zero_output_of_an_answer_that_cannot_be_read_is_not_believed(record: Ask, answer: bytes) -> None:
+def test_zero_output_of_malformed_response_is_estimated(record: Ask, answer: bytes) -> None:
     counts = record(Operation.INVOKE, answer, headers={INPUT: b"90", OUTPUT: b"0"}, most=WORST)
     assert (counts.pico, counts.estimated_requests) == (WORST, 1)
     sound = encode_event("chunk", {"bytes": b64encode(answer).decode()})
@@ -239,7 +239,7 @@ def test_zero_output_of_an_answer_that_cannot_be_read_is_not_believed(record: As
     assert record(Operation.INVOKE_STREAM, stream, EVENT_STREAM, most=WORST).pico == WORST
 
 
-def test_zero_output_of_a_stream_with_a_very_long_chunk_is_not_believed(record: Ask) -> None:
+def test_zero_output_of_stream_with_oversized_chunk_is_estimated(record: Ask) -> None:
     stream = chunk({"outputText": TEXT * 20}) + chunk(
         {INVOCATION_METRICS: {"inputTokenCount": 90, "outputTokenCount": 0}}
     )
@@ -258,7 +258,7 @@ def test_tool_call_without_text_is_output(record: Ask) -> None:
     assert record(Operation.INVOKE, answer, most=WORST).pico == WORST
 
 
-def test_error_that_states_zero_usage_costs_nothing(record: Ask) -> None:
+def test_error_with_zero_usage_costs_nothing(record: Ask) -> None:
     assert record(Operation.CONVERSE, {"message": "no", "usage": ZERO}, status=400, most=WORST).pico == 0
 
 
@@ -266,13 +266,13 @@ FAILED = encode_exception("modelStreamErrorException", "no")
 
 
 @pytest.mark.parametrize("usage", [{"inputTokens": 90}, {"inputTokens": 90, "outputTokens": 0}])
-def test_failed_stream_that_states_input_is_not_free(record: Ask, usage: dict[str, int]) -> None:
+def test_failed_stream_with_stated_input_is_charged(record: Ask, usage: dict[str, int]) -> None:
     stream = encode_event("metadata", {"usage": usage}) + FAILED
     assert record(Operation.CONVERSE_STREAM, stream, EVENT_STREAM).input_tokens == 90
     assert record(Operation.CONVERSE_STREAM, stream, EVENT_STREAM, most=WORST).pico >= 90 * 3_000_000
 
 
-def test_stream_that_fails_at_once_costs_nothing_even_if_it_states_zeros(record: Ask) -> None:
+def test_stream_failing_at_once_costs_nothing_even_with_zero_usage(record: Ask) -> None:
     error = {"error": {"message": "no"}}
     for stream in (chats(error), chats(error | {"usage": NO_TOKENS})):
         assert record(Operation.CHAT_COMPLETIONS, stream, SERVER_SENT_EVENTS, most=WORST) == UsageCounts()
@@ -354,7 +354,7 @@ BLOCKED: dict[str, tuple[Operation, bytes, Any]] = {
 
 
 @pytest.mark.parametrize("what", BLOCKED)
-def test_call_blocked_by_its_guardrail_costs_the_units_alone(record: Ask, what: str) -> None:
+def test_call_blocked_by_guardrail_costs_its_units_alone(record: Ask, what: str) -> None:
     operation, kind, answer = BLOCKED[what]
     guess = GUESS._replace(units=estimate_units(9, 500))
     more = {"price": add_guardrail_prices(TOKENS, UNIT_PRICES), "guess": guess, "asked_units": 9}
@@ -362,7 +362,7 @@ def test_call_blocked_by_its_guardrail_costs_the_units_alone(record: Ask, what: 
 
 
 @pytest.mark.parametrize("what", BLOCKED)
-def test_zero_usage_of_a_guarded_call_that_was_not_blocked_is_estimated(record: Ask, what: str) -> None:
+def test_zero_usage_of_unblocked_guarded_call_is_estimated(record: Ask, what: str) -> None:
     operation, kind, answer = BLOCKED[what]
     wire = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
     if operation is Operation.CONVERSE_STREAM:

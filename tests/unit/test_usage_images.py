@@ -31,25 +31,25 @@ def estimated(answer: bytes, size: int = 65_536) -> int | None:
         ({"url": f"data:image/png;base64,{IMAGE}"}, 1),
     ],
 )
-def test_an_image_is_no_text(document: object, images: int) -> None:
+def test_image_is_estimated_as_image(document: object, images: int) -> None:
     assert estimated(json.dumps(document).encode()) == pytest.approx(images * TOKENS_PER_IMAGE, abs=30)
 
 
-def test_text_is_as_long_as_it_is() -> None:
+def test_text_is_estimated_by_length() -> None:
     for text in (TEXT, "a" * 999, json.dumps([0.125] * 1024)):
         answer = json.dumps({"text": text}).encode()
         assert estimated(answer) == len(answer) // BYTES_PER_TOKEN
 
 
-def test_both_are_counted_where_there_are_both() -> None:
+def test_text_and_images_are_both_estimated() -> None:
     answer = json.dumps({"text": TEXT, "images": [IMAGE]}).encode()
     assert estimated(answer) == pytest.approx(len(TEXT) // BYTES_PER_TOKEN + TOKENS_PER_IMAGE, abs=30)
 
 
-def test_an_image_that_was_cut_is_one() -> None:
+def test_truncated_image_counts_as_one() -> None:
     answer = json.dumps({"images": [IMAGE]}).encode()[:500_000]
     assert estimated(answer) == pytest.approx(TOKENS_PER_IMAGE, abs=30)
 
 
-def test_of_what_is_too_long_to_be_kept_nobody_knows_how_much_is_text() -> None:
+def test_oversized_response_gives_no_estimate() -> None:
     assert estimated(b'"' + b"a" * MAX_BUFFERED_BYTES, 1024 * 1024) is None

@@ -51,7 +51,7 @@ from tests.unit.test_stream_usage import (
         ({"serviceTier": "standard", "performanceConfig": "optimized"}, {}, "default", ""),
     ],
 )
-def test_tier_and_latency_of_a_conversation_may_stand_in_headers_or_as_text(more, headers, tier, latency):
+def test_converse_tier_and_latency_in_headers_or_text_are_read(more, headers, tier, latency):
     answer = conversation(PLAIN, **more)
     assert model_families.read_converse(answer, headers) == Usage(1, 2, tier=tier, latency=latency)
     reader = build_reader(Operation.CONVERSE, "anthropic", b"application/json", headers)
@@ -70,19 +70,19 @@ def test_tier_and_latency_of_a_conversation_may_stand_in_headers_or_as_text(more
         ({"inputTokens": 5, "outputTokens": 1, "totalTokens": -1}, False),
     ],
 )
-def test_total_beyond_the_sum_of_its_parts_contradicts_them(usage, is_sound):
+def test_total_above_sum_of_parts_is_contradictory(usage, is_sound):
     assert (model_families.read_converse(conversation(usage)) is not None) == is_sound
     assert (fast_parse.parse_converse(json.dumps(conversation(usage)).encode()) is not None) == is_sound
 
 
-def test_total_of_a_chat_beyond_the_sum_of_its_parts_contradicts_them():
+def test_chat_total_above_sum_of_parts_is_contradictory():
     assert model_families.read_chat(openai(prompt_tokens=5, completion_tokens=6, total_tokens=12)) is None
     details = {"cached_tokens": 60}
     more = {"prompt_tokens": 10, "completion_tokens": 6, "total_tokens": 76, "prompt_tokens_details": details}
     assert model_families.read_chat(openai(**more)) == Usage(10, 6, 60)
 
 
-def test_event_stream_is_known_however_its_content_type_is_spelled():
+def test_event_stream_content_type_is_matched_in_any_case():
     told = encoded("metadata", {"usage": PLAIN})
     reader = build_reader(Operation.CONVERSE_STREAM, "anthropic", b"Application/VND.Amazon.EventStream", {})
     reader.feed(told)
@@ -92,7 +92,7 @@ def test_event_stream_is_known_however_its_content_type_is_spelled():
     assert reader.usage() == Usage(5, 6)
 
 
-def test_of_two_names_for_one_count_the_larger_stands():
+def test_larger_of_two_names_for_one_count_wins():
     usage = {"inputTokens": 6, "outputTokens": 30, "cacheReadInputTokens": 0, "cacheReadInputTokenCount": 500}
     usage |= {"cacheWriteInputTokens": 0, "cacheWriteInputTokenCount": 70, "totalTokens": 606}
     for operation in (Operation.CONVERSE, Operation.INVOKE):
@@ -101,14 +101,14 @@ def test_of_two_names_for_one_count_the_larger_stands():
         assert reader.usage() == Usage(6, 30, 500, 70)
 
 
-def test_embedding_of_null_is_none():
+def test_null_embedding_is_no_embedding():
     reader = build_reader(Operation.INVOKE, "titan", b"application/json", {})
     reader.feed(b'{"embedding":null,"embeddings": null,"inputTextTokenCount":9,"results":[{"outputText":"so"}]}')
     assert reader.usage() is None
     assert reader.has_output()
 
 
-def test_of_two_different_counts_the_larger_stands():
+def test_larger_of_two_counts_wins():
     body = CLAUDE | {
         "usage": {
             "input_tokens": 50,
@@ -126,7 +126,7 @@ def test_of_two_different_counts_the_larger_stands():
 
 
 @pytest.mark.parametrize("counts", [{}, {READ: b"0", WRITTEN: b"0"}])
-def test_cached_tokens_are_not_lost_where_headers_count_them_as_plain_input(counts):
+def test_cached_tokens_counted_as_input_in_headers_are_kept(counts):
     usage = {"input_tokens": 1000, "output_tokens": 9, "cache_read_input_tokens": 8000}
     headers = {INPUT: b"9000", OUTPUT: b"9", **counts}
     assert model_families.read_invocation(CLAUDE | {"usage": usage}, headers) == Usage(1000, 9, 8000)
@@ -145,30 +145,30 @@ def test_cached_tokens_are_not_lost_where_headers_count_them_as_plain_input(coun
         metadata({"inputTokens": 4}),
     ],
 )
-def test_second_metadata_event_that_tells_less_leaves_the_first_in_place(second):
+def test_smaller_second_metadata_event_keeps_first(second):
     assert fed(ConverseStream(), [SAID, metadata(), second]).usage() == Usage(4, 9, 10, 10, 100)
     assert fed(ConverseStream(), [SAID, second, metadata()]).usage() == Usage(4, 9, 10, 10, 100)
 
 
-def test_tier_and_latency_of_a_conversation_stream_may_stand_in_headers_alone():
+def test_converse_stream_tier_and_latency_in_headers_alone_are_read():
     stream = fed(ConverseStream("anthropic", HEADERS), [SAID, metadata()])
     assert stream.usage() == Usage(4, 9, 10, 10, 100, "flex", "optimized")
 
 
-def test_conversation_stream_of_openai_keeps_input_that_was_never_cached():
+def test_openai_converse_stream_keeps_uncached_input():
     told = {"inputTokens": 5000, "outputTokens": 10, "totalTokens": 6010, "cacheReadInputTokens": 1000}
     assert fed(ConverseStream("openai"), [metadata(told)]).usage() == Usage(5000, 10, 1000)
     told = {"inputTokens": 1000 + CACHE_BLOCK_TOKENS, "outputTokens": 10, "cacheReadInputTokens": 1000}
     assert fed(ConverseStream("openai"), [metadata(told)]).usage() == Usage(1000 + CACHE_BLOCK_TOKENS, 10, 1000)
 
 
-def test_no_more_chunks_are_kept_however_many_hold_counts():
+def test_kept_chunks_are_bounded():
     stream = fed(InvocationStream(), map(chunk, [START, *[DELTA] * 2000, STOP]))
     assert len([*stream._iter_newest_first()]) == 10
     assert stream.usage() == COUNTED
 
 
-def test_stream_whose_counts_were_passed_over_is_estimated():
+def test_stream_with_unread_counts_is_estimated():
     stream = fed(InvocationStream(), map(chunk, [llama(1, 20), llama(2), llama(3, None, "stop"), *[PING] * 9]))
     assert stream.usage() is None
     assert stream.estimate_output() >= 3

@@ -99,7 +99,7 @@ ANSWERS: dict[str, tuple[Operation, str, bytes, bytes]] = {
 
 @pytest.mark.parametrize("size", [1, 7, 10_000_000])
 @pytest.mark.parametrize("what", ANSWERS)
-def test_what_a_model_says_is_no_usage(what: str, size: int) -> None:
+def test_model_text_is_never_taken_for_usage(what: str, size: int) -> None:
     operation, format, kind, answer = ANSWERS[what]
     reader = build_reader(operation, format, kind, {})
     for at in range(0, len(answer), size):

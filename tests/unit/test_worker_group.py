@@ -30,7 +30,7 @@ from price_keeper.workers.worker_group import build_telemetry, merge_samples, op
 from price_keeper.workers.worker_slot import SINGLE_WORKER, WorkerSlot
 
 
-def test_what_is_promised_for_all_is_divided() -> None:
+def test_shared_limits_are_divided_by_workers() -> None:
     config = Config(labels=Config.development().labels)
     config = replace(config, journal=replace(config.journal, dir="j", max_unflushed_usd=Decimal(100)))
     found = [WorkerSlot(number, 8).localize_config(config).journal for number in range(8)]
@@ -41,7 +41,7 @@ def test_what_is_promised_for_all_is_divided() -> None:
     assert list(WorkerSlot(1, 3).other_numbers) == list(SINGLE_WORKER.other_numbers) == []
 
 
-def test_room_for_requests_is_shared_but_one_always_fits() -> None:
+def test_request_memory_is_divided_but_fits_one_request() -> None:
     assert fit_to_memory(DEFAULT_LIMITS, MemoryLimits()) == DEFAULT_LIMITS
     assert fit_to_memory(DEFAULT_LIMITS, MemoryLimits(), 4) == replace(
         DEFAULT_LIMITS, requests_bytes=DEFAULT_LIMITS.requests_bytes // 4
@@ -66,7 +66,7 @@ b 3
 """
 
 
-def test_each_metric_has_the_samples_of_all_together() -> None:
+def test_merged_metrics_have_samples_of_all_workers() -> None:
     second = "# HELP c new\n# TYPE c gauge\nc 9\n" + FIRST.replace(" 3\n", " 4\n")
     assert merge_samples({0: FIRST, 12: second}).splitlines() == [
         '# HELP a_total things, some {odd} "ones"',
@@ -86,7 +86,7 @@ def test_each_metric_has_the_samples_of_all_together() -> None:
     assert merge_samples({0: ""}) == ""
 
 
-def test_a_worker_that_keeps_dying_rests_longer_and_longer() -> None:
+def test_restart_backoff_of_crashing_worker_grows() -> None:
     worker, now = WorkerProcess(1), 1000.0
     rests = []
     for _ in range(7):
@@ -102,7 +102,7 @@ def test_a_worker_that_keeps_dying_rests_longer_and_longer() -> None:
 
 
 @pytest.mark.parametrize("failure", [ConfigError(["a: x", "b: y"]), PriceKeeperError("it\nis"), OSError(5, "broken")])
-def test_a_failure_comes_out_of_the_pipe_as_it_went_in(tmp_path: Path, failure: PriceKeeperError | OSError) -> None:
+def test_failure_report_round_trips_through_pipe(tmp_path: Path, failure: PriceKeeperError | OSError) -> None:
     other = os.open(tmp_path / "other", os.O_CREAT | os.O_WRONLY)
     read, write = os.pipe()
     os.set_blocking(read, False)
@@ -125,7 +125,7 @@ def test_a_failure_comes_out_of_the_pipe_as_it_went_in(tmp_path: Path, failure: 
     assert supervisor.parse_failure(supervisor.build_start_report({})) is None
 
 
-def test_a_report_may_come_in_pieces_or_not_at_all() -> None:
+def test_report_in_pieces_or_missing_is_handled() -> None:
     read, write = os.pipe()
     os.set_blocking(read, False)
     worker = WorkerProcess(1)
@@ -139,7 +139,7 @@ def test_a_report_may_come_in_pieces_or_not_at_all() -> None:
     os.close(read)
 
 
-def test_a_reserved_port_is_shared_with_us_and_nobody_listens() -> None:
+def test_reserved_port_is_shared_and_not_listening() -> None:
     (first,) = reserve_port("127.0.0.1", 0)
     port = first.getsockname()[1]
     try:
@@ -156,7 +156,7 @@ def test_a_reserved_port_is_shared_with_us_and_nobody_listens() -> None:
         first.close()
 
 
-async def test_the_end_of_the_lifeline_stops_as_a_signal_does() -> None:
+async def test_closed_lifeline_stops_like_a_signal() -> None:
     read, write = os.pipe()
     with _signals_as_they_were():
         stop = StopSignal(read)
@@ -168,7 +168,7 @@ async def test_the_end_of_the_lifeline_stops_as_a_signal_does() -> None:
     os.close(read)
 
 
-async def test_a_signal_after_a_failed_start_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
+async def test_signal_after_failed_start_is_harmless(caplog: pytest.LogCaptureFixture) -> None:
     with _signals_as_they_were():
         stop = StopSignal()
         with pytest.raises(LookupError):
@@ -216,7 +216,7 @@ def _other(text: str, status: int = 200, checks: object = None) -> ControlDispat
         (200, None, "!its response is malformed"),
     ],
 )
-async def test_what_another_says_of_its_readiness(tmp_path: Path, status: int, checks: object, told: str) -> None:
+async def test_readiness_of_other_workers_is_reported(tmp_path: Path, status: int, checks: object, told: str) -> None:
     place = WorkerSlot(0, 3, tmp_path)
     async with (
         open_control_socket(_other("", status, checks), place.socket_path(1), SystemClock()),
@@ -233,7 +233,7 @@ async def test_what_another_says_of_its_readiness(tmp_path: Path, status: int, c
             assert await asked["worker 1"]() == told
 
 
-async def test_whoever_is_away_is_missing_from_the_metrics(tmp_path: Path) -> None:
+async def test_unreachable_worker_is_missing_from_metrics(tmp_path: Path) -> None:
     place, own = (
         WorkerSlot(0, 3, tmp_path),
         "# HELP price_keeper_calls_open now\n# TYPE price_keeper_calls_open gauge\n",
@@ -257,7 +257,7 @@ async def test_whoever_is_away_is_missing_from_the_metrics(tmp_path: Path) -> No
     assert not path.exists()
 
 
-async def test_whoever_cannot_tell_what_it_has_counted_is_not_up(tmp_path: Path) -> None:
+async def test_worker_with_failing_metrics_is_not_up(tmp_path: Path) -> None:
     """What it says of its failure is no sample."""
     place = WorkerSlot(0, 2, tmp_path)
 
@@ -272,7 +272,7 @@ async def test_whoever_cannot_tell_what_it_has_counted_is_not_up(tmp_path: Path)
         assert (await build_telemetry(place, crew).scrape()).splitlines()[-1] == "price_keeper_workers_up 1"
 
 
-async def test_one_process_tells_what_it_always_told() -> None:
+async def test_single_process_metrics_are_unchanged() -> None:
     async with open_worker_group(SINGLE_WORKER) as crew:
         telemetry = build_telemetry(SINGLE_WORKER, crew)
         assert type(telemetry) is MetricsRegistry
@@ -280,15 +280,13 @@ async def test_one_process_tells_what_it_always_told() -> None:
         assert crew.build_checks() == {}
 
 
-async def test_a_folder_that_is_gone_is_one_clear_line(tmp_path: Path) -> None:
+async def test_missing_socket_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ListenFailed, match=r"^cannot listen on .*/none/worker-1: No such file or directory$"):
         async with open_control_socket(_other(""), tmp_path / "none" / "worker-1", SystemClock()):
             pass
 
 
-def test_the_folder_of_the_sockets_is_private_and_its_name_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_socket_folder_is_private_and_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = tmp_path / ("x" * MAX_SOCKET_FOLDER_LENGTH)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
@@ -307,7 +305,7 @@ def test_the_folder_of_the_sockets_is_private_and_its_name_short(
 
 
 @pytest.mark.parametrize(("owner", "name"), [(os, "fork"), (socket, "SO_REUSEPORT")])
-def test_a_system_that_cannot_do_it_is_told_so(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
+def test_unsupported_system_is_reported(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
     monkeypatch.delattr(owner, name)
     with pytest.raises(PriceKeeperError, match="this system has no fork, or no SO_REUSEPORT"):
         serve_with_workers(Config(labels=Config.development().labels), Path(), {}, lambda *_: None, "both", 2)

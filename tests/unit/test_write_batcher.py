@@ -23,13 +23,13 @@ def busy() -> WriteBatcher:
     return outbox
 
 
-async def test_with_little_to_do_nothing_waits() -> None:
+async def test_idle_batcher_writes_immediately() -> None:
     outbox, written = WriteBatcher(), Written()
     outbox.write(place(written, "a"), b"1")
     assert written == [("a", b"1")]
 
 
-async def test_otherwise_it_waits_for_the_end_of_its_turn() -> None:
+async def test_busy_batcher_writes_at_end_of_turn() -> None:
     outbox, written = busy(), Written()
     outbox.write(place(written, "a"), b"1")
     outbox.write(place(written, "b"), b"2")
@@ -41,7 +41,7 @@ async def test_otherwise_it_waits_for_the_end_of_its_turn() -> None:
     assert written[2:] == [("a", b"3")]
 
 
-async def test_what_comes_when_there_is_little_to_do_again_overtakes_nothing() -> None:
+async def test_write_after_busy_turn_overtakes_nothing() -> None:
     outbox, written = busy(), Written()
     write = place(written, "a")
     outbox.write(write, b"1")
@@ -54,7 +54,7 @@ async def test_what_comes_when_there_is_little_to_do_again_overtakes_nothing() -
     assert written[2:] == [("a", b"3")]
 
 
-async def test_no_more_wait_than_are_good_for_the_first() -> None:
+async def test_batch_size_is_bounded() -> None:
     outbox, written = busy(), Written()
     for number in range(MAX_BATCH_WRITES + 1):
         assert written == []
@@ -67,7 +67,7 @@ async def test_no_more_wait_than_are_good_for_the_first() -> None:
     assert written[-1] == ("b", b"the next")
 
 
-async def test_nor_more_than_a_reader_may_be_behind() -> None:
+async def test_batch_bytes_are_bounded() -> None:
     outbox, written = busy(), Written()
     half = bytes(MAX_BATCH_BYTES // 2)
     for number in range(6):
@@ -80,7 +80,7 @@ async def test_nor_more_than_a_reader_may_be_behind() -> None:
 
 
 @pytest.mark.parametrize("failure", [RuntimeError, OSError, AttributeError])  # the last one over TLS, closed twice
-async def test_one_who_is_gone_keeps_nothing_from_the_others(failure: type[Exception]) -> None:
+async def test_closed_destination_does_not_affect_others(failure: type[Exception]) -> None:
     outbox, written = busy(), Written()
 
     def gone(_: bytes) -> None:
@@ -94,7 +94,7 @@ async def test_one_who_is_gone_keeps_nothing_from_the_others(failure: type[Excep
     assert len(written) == 2
 
 
-async def test_what_is_put_while_others_are_written_is_written_too() -> None:
+async def test_write_during_flush_is_written() -> None:
     outbox, written = busy(), Written()
 
     def answers(data: bytes) -> None:
@@ -109,7 +109,7 @@ async def test_what_is_put_while_others_are_written_is_written_too() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_each_place_gets_all_of_its_own_in_order(seed: int) -> None:
+async def test_each_destination_gets_its_data_in_order(seed: int) -> None:
     chance, outbox, written, expected = random.Random(seed), WriteBatcher(), Written(), Written()
     for number in range(300):
         name, data = chance.choice("abc"), b"%d" % number

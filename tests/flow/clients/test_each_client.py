@@ -61,7 +61,7 @@ def found(client: Client, measured: dict[Client, Future[Measured]]) -> Measured:
 
 
 @every_client
-def test_it_is_answered_in_each_way_to_say_who_calls(client: Client, found: Measured) -> None:
+def test_client_is_answered_with_each_auth_method(client: Client, found: Measured) -> None:
     for way in client.auth_methods:
         assert [each.error for each in found.answers[way]] == [None] * len(found.answers[way])
         whole = found.answers[way][0].answer
@@ -71,7 +71,7 @@ def test_it_is_answered_in_each_way_to_say_who_calls(client: Client, found: Meas
 
 
 @pytest.mark.parametrize("client", [client for client in CLIENTS if client.streams], ids=str)
-def test_its_stream_says_what_the_whole_answer_says(client: Client, found: Measured) -> None:
+def test_client_stream_matches_whole_response(client: Client, found: Measured) -> None:
     whole, stream = (each.answer for each in found.answers[found.ways[0]])
     assert stream["input_tokens"] == whole["input_tokens"]
     assert len(stream["text"].split()) == stream["output_tokens"] > 0
@@ -81,7 +81,7 @@ def test_its_stream_says_what_the_whole_answer_says(client: Client, found: Measu
 
 @every_client
 @pytest.mark.parametrize("situation", REFUSALS)
-def test_a_refusal_is_an_error_that_it_knows(client: Client, found: Measured, situation: str) -> None:
+def test_client_understands_refusal(client: Client, found: Measured, situation: str) -> None:
     status, kind, words = REFUSALS[situation]
     error = found.troubles[situation].outcome.error
     assert error is not None
@@ -92,7 +92,7 @@ def test_a_refusal_is_an_error_that_it_knows(client: Client, found: Measured, si
 
 @pytest.mark.parametrize("client", [BOTO3, BOTO3_OLDER, AIOBOTO3, JAVASCRIPT, JAVASCRIPT_HTTP1], ids=str)
 @pytest.mark.parametrize("situation", sorted(REFUSALS.keys() - {EXPIRED_TOKEN}))  # for which no SDK has a class
-def test_a_refusal_is_of_the_class_that_the_sdk_has_for_it(client: Client, found: Measured, situation: str) -> None:
+def test_client_raises_its_error_class_for_refusal(client: Client, found: Measured, situation: str) -> None:
     error = found.troubles[situation].outcome.error
     assert error is not None
     assert error["kind"] == REFUSALS[situation][1]
@@ -103,12 +103,12 @@ def test_a_refusal_is_of_the_class_that_the_sdk_has_for_it(client: Client, found
     [(client, each) for client in CLIENTS for each in situations_of(client) if each in (CUT_STREAM, CUT_ANSWER)],
     ids=str,
 )
-def test_a_cut_answer_is_not_taken_for_a_whole_one(client: Client, found: Measured, situation: str) -> None:
+def test_client_rejects_truncated_response(client: Client, found: Measured, situation: str) -> None:
     assert found.troubles[situation].outcome.error is not None
 
 
 @every_client
-def test_it_tries_again_where_that_helps_and_only_there(client: Client, found: Measured) -> None:
+def test_client_retries_only_where_it_helps(client: Client, found: Measured) -> None:
     tries = {situation: trouble.tries for situation, trouble in found.troubles.items()}
     assert [tries[each] for each in NEVER_TRIED_AGAIN if each in tries and tries[each] != 1] == []
     if client is not LITELLM:  # which leaves it to its caller
@@ -117,7 +117,7 @@ def test_it_tries_again_where_that_helps_and_only_there(client: Client, found: M
 
 
 @every_client
-def test_the_documentation_tells_what_it_does(client: Client, found: Measured) -> None:
+def test_documentation_states_client_behaviour(client: Client, found: Measured) -> None:
     tries = [str(found.troubles[each].tries) if each in found.troubles else "-" for each in SITUATIONS]
     for cells in ([found.version, f"`{client.redirect}`", ", ".join(found.ways)], tries):
         row = f"| {client} | {' | '.join(cells)} |"
@@ -132,7 +132,7 @@ def _update(client: Client, row: str) -> None:
     PAGE.write_text(re.sub(old, row, PAGE.read_text(), flags=re.MULTILINE))
 
 
-def test_the_documentation_has_a_row_for_each_client_in_each_table_and_no_other() -> None:
+def test_documentation_has_one_row_per_client_in_each_table() -> None:
     tables = re.findall(r"^\| client \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", PAGE.read_text(), re.MULTILINE)
     rows = [[row.split(" | ")[0].strip("| ") for row in table.splitlines()] for table in tables]
     assert rows == [[client.name for client in CLIENTS]] * 2

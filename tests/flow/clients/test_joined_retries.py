@@ -33,7 +33,7 @@ IMPATIENT: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("client", [BOTO3, BOTO3_OLDER, AIOBOTO3, JAVASCRIPT, JAVASCRIPT_HTTP1], ids=str)
-def test_a_retry_after_a_time_out_joins_the_call(
+def test_client_retry_after_timeout_joins_call(
     staged: ClientStage, doors: CountingProxies, client: Client, stream: bool
 ) -> None:
     marker, door = new_marker(), doors.open_proxy(staged.url)
@@ -48,7 +48,7 @@ def test_a_retry_after_a_time_out_joins_the_call(
 
 
 @pytest.mark.parametrize("client", [BOTO3, BOTO3_OLDER, JAVASCRIPT], ids=str)
-def test_the_same_question_asked_anew_is_asked_anew(staged: ClientStage, client: Client) -> None:
+def test_repeated_question_is_a_new_call(staged: ClientStage, client: Client) -> None:
     marker = new_marker()
     environ = staged.environ(client, SESSION)
     first, second = client.play(CallRound(environ, [ask("premium", marker)] * 2)).answers()

@@ -8,7 +8,7 @@ import re
 from tests.support.clients import PROGRAMS
 
 
-def test_the_lock_of_the_javascript_clients_has_hashes_and_names_no_index() -> None:
+def test_javascript_lock_has_hashes_and_no_index() -> None:
     lock = (PROGRAMS / "package-lock.json").read_text()
     installed = [each for place, each in json.loads(lock)["packages"].items() if place]
     assert len(installed) > 100

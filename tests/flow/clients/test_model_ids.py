@@ -54,7 +54,7 @@ OPERATIONS = {
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_spelling_means_the_same(staged: ClientStage, name: str, spelling: str, operation: str) -> None:
+def test_every_spelling_of_model_id_is_accepted(staged: ClientStage, name: str, spelling: str, operation: str) -> None:
     place = urlsplit(staged.url)
     connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=10)
     headers = {"authorization": f"Bearer {staged.token()}", "content-type": "application/json"}
@@ -73,7 +73,7 @@ def test_every_spelling_means_the_same(staged: ClientStage, name: str, spelling:
     [BOTO3, BOTO3_OLDER, AIOBOTO3, JAVASCRIPT, JAVASCRIPT_HTTP1, ANTHROPIC, ANTHROPIC_JAVASCRIPT],
     ids=str,
 )
-def test_every_name_as_the_client_spells_it(staged: ClientStage, client: Client) -> None:
+def test_every_model_name_in_client_spelling_is_served(staged: ClientStage, client: Client) -> None:
     calls = [ask(name, f"{client} asks", stream=stream) for name in NAMES for stream in (False, True)]
     before = staged.bedrock.ledger()["entries"][-1]["sequence"] if staged.bedrock.ledger()["entries"] else 0
     answers = client.play(CallRound(staged.environ(client, SESSION), calls)).answers()

@@ -66,7 +66,7 @@ def get_job(client: Client, answer: dict[str, Any]) -> ClientCall:
 
 
 @pytest.mark.parametrize(("client", "way"), in_each_way)
-def test_every_operation(staged: ClientStage, client: Client, way: str) -> None:
+def test_every_operation_of_sdk_is_served(staged: ClientStage, client: Client, way: str) -> None:
     environ = staged.environ(client, way)
     answers = client.play(CallRound(environ, [spelled(client, call) for call in CALLS])).answers()
     said = {operation: answers[number] for operation, number in OPERATIONS.items()}
@@ -109,7 +109,7 @@ def check_headers(answer: dict[str, Any], requested: str) -> None:
 
 
 @pytest.mark.parametrize("way", [*AWS_CLI.auth_methods, BEARER_OVER_HTTPS])
-def test_every_operation_of_the_command_line(staged: ClientStage, way: str) -> None:
+def test_every_operation_of_aws_cli_is_served(staged: ClientStage, way: str) -> None:
     environ = staged.environ(AWS_CLI, way)
     calls = [call for call in CALLS if not call.operation.endswith("stream")]
     answers = AWS_CLI.play(CallRound(environ, calls)).answers()

@@ -14,7 +14,7 @@ OF_CLIENTS = [page for page in PAGES if any(block.is_run and needs_clients(block
 
 
 @pytest.mark.parametrize("page", OF_CLIENTS, ids=find_page)
-def test_what_is_typed_does_what_the_page_says(page: Path, tmp_path: Path) -> None:
+def test_documented_client_snippets_run(page: Path, tmp_path: Path) -> None:
     for client in (AWS_CLI, JAVASCRIPT):  # one of each environment
         client.require_installed()
     assert play_page(page, tmp_path, has_clients=True)

@@ -53,12 +53,12 @@ def with_bearer(running: Sidecar) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("client", OF_AWS, ids=str)
-def test_over_http(plain: Sidecar, client: Client) -> None:
+def test_pasted_environment_works_over_http(plain: Sidecar, client: Client) -> None:
     check(client, with_session(plain), with_container(plain))
 
 
 @pytest.mark.parametrize("client", OF_AWS, ids=str)
-def test_over_https(encrypted: Sidecar, client: Client) -> None:
+def test_pasted_environment_works_over_https(encrypted: Sidecar, client: Client) -> None:
     check(client, with_session(encrypted), with_bearer(encrypted))
 
 

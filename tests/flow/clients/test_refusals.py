@@ -25,7 +25,7 @@ ILLEGAL = ("..", "a..b", "../control", "premium/../economy", "premium/", "a%2525
 
 
 @pytest.mark.parametrize("client", OF_AWS, ids=str)
-def test_a_model_id_that_must_not_get_any_further(staged: ClientStage, doors: CountingProxies, client: Client) -> None:
+def test_invalid_model_id_is_refused_once(staged: ClientStage, doors: CountingProxies, client: Client) -> None:
     door = doors.open_proxy(staged.url)
     calls = [ask(each) for each in ILLEGAL]
     errors = client.play(CallRound(staged.environ(client, SESSION, door.url), calls)).errors()
@@ -35,7 +35,7 @@ def test_a_model_id_that_must_not_get_any_further(staged: ClientStage, doors: Co
 
 
 @pytest.mark.parametrize("client", OF_AWS, ids=str)
-def test_keys_without_a_token(staged: ClientStage, doors: CountingProxies, client: Client) -> None:
+def test_aws_keys_without_token_are_refused_once(staged: ClientStage, doors: CountingProxies, client: Client) -> None:
     door = doors.open_proxy(staged.url)
     environ = staged.environ(client, SESSION, door.url)
     del environ["AWS_SESSION_TOKEN"]
@@ -46,7 +46,7 @@ def test_keys_without_a_token(staged: ClientStage, doors: CountingProxies, clien
 
 
 @pytest.mark.parametrize("client", [BOTO3, BOTO3_OLDER, AIOBOTO3], ids=str)
-def test_a_list_of_jobs_which_would_show_those_of_others(staged: ClientStage, client: Client) -> None:
+def test_listing_jobs_is_refused_once(staged: ClientStage, client: Client) -> None:
     calls = [ClientCall("list_async_invokes", {})]
     (error,) = client.play(CallRound(staged.environ(client, SESSION), calls)).errors()
     assert error["code"] == error["kind"] == "AccessDeniedException"

@@ -101,7 +101,9 @@ def _live(client: Client, running: Fleet) -> Lived:
 
 
 @each_client
-def test_no_call_fails_while_tokens_expire(client: Client, running: Fleet, lived: dict[Client, Future[Lived]]) -> None:
+def test_renewal_of_expiring_tokens_fails_no_call(
+    client: Client, running: Fleet, lived: dict[Client, Future[Lived]]
+) -> None:
     client.require_installed()
     found = lived[client].result()
     assert found.errors == []
@@ -113,7 +115,7 @@ def test_no_call_fails_while_tokens_expire(client: Client, running: Fleet, lived
 
 
 @each_client
-def test_a_short_life_has_it_fetch_for_every_call(client: Client, lived: dict[Client, Future[Lived]]) -> None:
+def test_short_lived_credentials_are_fetched_for_every_call(client: Client, lived: dict[Client, Future[Lived]]) -> None:
     client.require_installed()
     found = lived[client].result()
     calls = len(found.outcomes)
@@ -126,7 +128,7 @@ def test_a_short_life_has_it_fetch_for_every_call(client: Client, lived: dict[Cl
 
 
 @each_client
-def test_many_fetches_are_few_tokens(client: Client, lived: dict[Client, Future[Lived]]) -> None:
+def test_many_fetches_share_few_tokens(client: Client, lived: dict[Client, Future[Lived]]) -> None:
     client.require_installed()
     found = lived[client].result()
     assert EXPIRIES < len(found.tokens) <= found.seconds / SHORTEST_SHARE + 1
@@ -136,7 +138,7 @@ def test_many_fetches_are_few_tokens(client: Client, lived: dict[Client, Future[
 
 
 @each_client
-def test_in_the_usual_hour_it_fetches_once(client: Client, running: Fleet) -> None:
+def test_hour_long_credentials_are_fetched_once(client: Client, running: Fleet) -> None:
     client.require_installed()
     pair = running.known[f"{USUAL}-{APPS[client]}"].pair
     with Window(running.usual.data).open() as window, long_lived(client, running, window, pair) as process:
@@ -181,7 +183,7 @@ async def _rotate(running: Fleet, known: Known) -> tuple[Known, float]:
 
 
 @each_client
-def test_a_rotated_secret_fetches_until_its_grace_ends(client: Client, rotated: dict[Client, Future[Rotated]]) -> None:
+def test_rotated_secret_fetches_until_grace_ends(client: Client, rotated: dict[Client, Future[Rotated]]) -> None:
     client.require_installed()
     found = rotated[client].result()
     in_grace = [each.status for each in found.fetches if each.ended < found.ends]
@@ -195,7 +197,7 @@ def test_a_rotated_secret_fetches_until_its_grace_ends(client: Client, rotated: 
 
 
 @each_client
-def test_after_the_grace_it_says_why_it_fails(client: Client, rotated: dict[Client, Future[Rotated]]) -> None:
+def test_fetch_after_grace_reports_reason(client: Client, rotated: dict[Client, Future[Rotated]]) -> None:
     """The SDK for JavaScript keeps the reason to itself, and calls for as long as the token that it has is good."""
     client.require_installed()
     error = rotated[client].result().error
@@ -213,7 +215,7 @@ def test_after_the_grace_it_says_why_it_fails(client: Client, rotated: dict[Clie
         assert any(status in error["message"] and why in error["message"] for status, why in refusals)
 
 
-def test_a_fetch_costs_little_more_than_a_refusal(running: Fleet) -> None:
+def test_fetch_costs_little_more_than_refusal(running: Fleet) -> None:
     """At the best of several times each, one request after the other on one connection."""
     pair = running.known[FLOOD].pair
     fetched(running.usual.data, pair)  # the one time that the secret is compared

@@ -47,7 +47,7 @@ ONCE: dict[Client, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("client", ONCE, ids=str)
-def test_a_callers_secrets_go_no_further(staged: ClientStage, client: Client) -> None:
+def test_caller_secrets_stay_in_sidecar(staged: ClientStage, client: Client) -> None:
     marker, token = new_marker(), staged.token()
     assert token.startswith(ANY_TOKEN)
     models = ("premium", "profile", CLOSED, THROTTLED, CUT, BROKEN, "unknown")
