@@ -115,7 +115,7 @@ async def test_delete_returns_former_item(store: Store, pk: str) -> None:
     assert refused.value.item is None
 
 
-STANDING = {"n": 5, "d": Decimal("1.5"), "s": "mm", "b": b"mm", "t": True, "l": [1], "expires_at_epoch": 100}
+STORED = {"n": 5, "d": Decimal("1.5"), "s": "mm", "b": b"mm", "t": True, "l": [1], "expires_at_epoch": 100}
 
 HOLDING: list[Condition] = [
     ItemExists(),
@@ -177,23 +177,23 @@ OF_ANOTHER_KIND: list[Condition] = [
 @pytest.mark.parametrize("condition", HOLDING, ids=repr)
 async def test_true_condition_allows_write(store: Store, pk: str, condition: Condition) -> None:
     key = Key("config", pk, "CONFIG")
-    await store.put(Put(key, STANDING))
+    await store.put(Put(key, STORED))
     assert (await store.update(Update(key, set={"done": True}, condition=condition)))["done"] is True
-    await store.put(Put(key, STANDING, condition))
-    assert await store.delete(Delete(key, condition)) == STANDING
+    await store.put(Put(key, STORED, condition))
+    assert await store.delete(Delete(key, condition)) == STORED
 
 
 @pytest.mark.parametrize("condition", FAILING, ids=repr)
 async def test_false_condition_keeps_item(store: Store, pk: str, condition: Condition) -> None:
     key = Key("config", pk, "CONFIG")
-    await store.put(Put(key, STANDING))
+    await store.put(Put(key, STORED))
     await _refuses_to_write(store, key, condition)
 
 
 @pytest.mark.parametrize("condition", OF_ANOTHER_KIND, ids=repr)
 async def test_values_of_different_types_never_compare(exact_store: Store, pk: str, condition: Condition) -> None:
     key = Key("config", pk, "CONFIG")
-    await exact_store.put(Put(key, STANDING))
+    await exact_store.put(Put(key, STORED))
     await _refuses_to_write(exact_store, key, condition)
 
 
@@ -206,8 +206,8 @@ async def _refuses_to_write(store: Store, key: Key, condition: Condition) -> Non
     for attempt in attempts:
         with pytest.raises(ConditionFailed) as refused:
             await attempt()
-        assert refused.value.item == STANDING
-    assert await store.get(key, consistent=True) == STANDING
+        assert refused.value.item == STORED
+    assert await store.get(key, consistent=True) == STORED
 
 
 ON_NOTHING: list[tuple[Condition, bool]] = [

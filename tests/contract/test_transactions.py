@@ -74,8 +74,8 @@ async def test_each_failing_write_has_its_reason(store: Store, pk: str) -> None:
                 ConditionCheck(Key("sessions", pk, "c"), ItemExists()),
             ]
         )
-    told = [(reason.code, reason.item) for reason in refused.value.reasons]
-    assert told == [
+    reasons = [(reason.code, reason.item) for reason in refused.value.reasons]
+    assert reasons == [
         (ReasonCode.CONDITION_FAILED, {"n": 1}),
         (ReasonCode.NONE, None),
         (ReasonCode.CONDITION_FAILED, None),

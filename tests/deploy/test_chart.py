@@ -26,9 +26,9 @@ groups:
 
 @pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
 def test_chart_passes_lint(values: Path) -> None:
-    told = run_tool(tool("helm"), "lint", "--strict", "--quiet", CHART, "-f", values)
-    assert "ERROR" not in told
-    assert "WARNING" not in told
+    output = run_tool(tool("helm"), "lint", "--strict", "--quiet", CHART, "-f", values)
+    assert "ERROR" not in output
+    assert "WARNING" not in output
 
 
 def test_chart_version_matches_project() -> None:
@@ -39,7 +39,7 @@ def test_chart_version_matches_project() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ("control.replica=3", "replica"),
         ("control.replicas=0", "replicas"),
@@ -52,13 +52,13 @@ def test_chart_version_matches_project() -> None:
         ("prometheusRule.enabled=true", "prometheusRule.rules: name a file"),
     ],
 )
-def test_invalid_values_are_refused_and_named(given: str, told: str) -> None:
-    assert told in render_refused("--set", given).replace("standalone/role", "standalone.role")
+def test_invalid_values_are_refused_and_named(given: str, message: str) -> None:
+    assert message in render_refused("--set", given).replace("standalone/role", "standalone.role")
 
 
 def test_missing_labels_are_reported() -> None:
-    told = run_tool(tool("helm"), "template", "x", CHART, code=1)
-    assert "config.labels: at least one label" in told
+    output = run_tool(tool("helm"), "template", "x", CHART, code=1)
+    assert "config.labels: at least one label" in output
 
 
 def test_each_part_can_be_disabled() -> None:
@@ -75,13 +75,13 @@ def test_each_part_can_be_disabled() -> None:
 
 
 def test_changed_configuration_restarts_pods() -> None:
-    def told(*more: str) -> str:
+    def checksums(*more: str) -> str:
         (deployment,) = filter_kind(render(LABELS, *more), "Deployment")
         checksum: str = deployment["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
         return checksum
 
-    assert told() == told()
-    assert told() != told("--set", "config.upstream.region=eu-west-1")
+    assert checksums() == checksums()
+    assert checksums() != checksums("--set", "config.upstream.region=eu-west-1")
 
 
 def test_image_digest_wins_over_tag() -> None:
@@ -138,7 +138,7 @@ def test_network_policy_admits_helm_test() -> None:
 
 
 def test_notes_name_addresses(tmp_path: Path) -> None:
-    told = render_notes(tmp_path, "everything")
-    assert "http://spend-price-keeper-control.default:8081" in told
-    assert "AWS_ENDPOINT_URL_BEDROCK_RUNTIME=https://spend-price-keeper-standalone.default:8080" in told
-    assert "plain http" not in told
+    notes = render_notes(tmp_path, "everything")
+    assert "http://spend-price-keeper-control.default:8081" in notes
+    assert "AWS_ENDPOINT_URL_BEDROCK_RUNTIME=https://spend-price-keeper-standalone.default:8080" in notes
+    assert "plain http" not in notes

@@ -146,10 +146,10 @@ def test_template_statements_match_policies() -> None:
     resources = yaml.safe_load(ROLES_TEMPLATE.read_text())["Resources"]
     for name in (*ROLES, "tables"):
         document = resources[f"{name.capitalize()}Policy"]["Properties"]["PolicyDocument"]
-        for made, told in zip(document["Statement"], policy(name), strict=True):
-            assert (made["Sid"], made["Action"]) == (told["Sid"], told["Action"])
+        for made, expected in zip(document["Statement"], policy(name), strict=True):
+            assert (made["Sid"], made["Action"]) == (expected["Sid"], expected["Action"])
             if made["Action"][0].startswith("dynamodb:"):
-                for arn, plain in zip(made["Resource"], told["Resource"], strict=True):
+                for arn, plain in zip(made["Resource"], expected["Resource"], strict=True):
                     assert arn["Fn::Sub"].endswith(plain.replace("price-keeper-", "${TablePrefix}")[20:])
 
 

@@ -139,9 +139,9 @@ def test_image_serves_drains_and_keeps_spend(contained: Contained) -> None:
     hello = {"messages": [{"role": "user", "content": [{"text": "Hello"}]}]}
     with serving(contained) as process:
         assert ask(contained, "CONTROL", "/health")[0] == 200
-        status, headers, told = ask(contained, "DATA", "/model/premium/converse", hello)
+        status, headers, answer = ask(contained, "DATA", "/model/premium/converse", hello)
         assert (status, headers["x-price-keeper-label"]) == (200, "premium")
-        assert told["usage"]["outputTokens"] > 0
+        assert answer["usage"]["outputTokens"] > 0
         inside = first_inside(process)
         found = Path(f"/proc/{inside}/status").read_text()
         assert re.search(rf"^Uid:\t{USER}\t{USER}\t{USER}\t{USER}$", found, re.MULTILINE)
@@ -173,8 +173,8 @@ print([place for place in places if can(place)])
 
 def test_only_volume_is_writable(contained: Contained) -> None:
     places = ["/", "/etc", "/opt/price-keeper/bin", "/tmp", "/usr/bin", "/var/tmp", "/run", VOLUME]
-    told = contained.run("python", "-c", _WRITES, *places)
-    assert (told.stdout.strip(), told.returncode) == (str([VOLUME]), 0), told.stderr
+    result = contained.run("python", "-c", _WRITES, *places)
+    assert (result.stdout.strip(), result.returncode) == (str([VOLUME]), 0), result.stderr
 
 
 def test_image_has_no_compiler(image: Image) -> None:
@@ -226,9 +226,9 @@ def test_python_files_are_precompiled(contained: Contained) -> None:
 
 
 def test_version_states_whether_compiled(contained: Contained, request: pytest.FixtureRequest) -> None:
-    told = contained.run("price-keeper", "--version").stdout
+    output = contained.run("price-keeper", "--version").stdout
     is_compiled = bool(list((contained.image.root / SITE).rglob("price_keeper/handler*.so")))
-    assert told.endswith(", compiled\n") == is_compiled == (request.node.callspec.id == "compiled")
+    assert output.endswith(", compiled\n") == is_compiled == (request.node.callspec.id == "compiled")
 
 
 def test_bill_of_materials_lists_installed_packages(contained: Contained) -> None:
@@ -238,8 +238,8 @@ def test_bill_of_materials_lists_installed_packages(contained: Contained) -> Non
     ours = bill["metadata"]["component"]
     assert {**packages, ours["name"]: ours["version"]} == installed(contained)
     debian = {each["name"] for each in bill["components"] if each["purl"].startswith("pkg:deb/")}
-    told = contained.run("dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n").stdout
-    assert debian == {line.split()[0] for line in told.splitlines() if line.endswith(" installed")}
+    output = contained.run("dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n").stdout
+    assert debian == {line.split()[0] for line in output.splitlines() if line.endswith(" installed")}
     assert {each["ref"] for each in bill["dependencies"]} <= {each["bom-ref"] for each in (*bill["components"], ours)}
 
 
@@ -256,9 +256,9 @@ def test_bill_of_materials_is_valid(image: Image) -> None:
 
 
 def test_image_labels_describe_it(image: Image) -> None:
-    told = {name.rpartition(".image.")[2]: value for name, value in image.labels.items()}
-    assert (told["version"], told["licenses"], told["revision"]) == ("0.1.0", "Apache-2.0", "1234567")
-    assert told["base.name"].startswith("python:3.")
+    labels = {name.rpartition(".image.")[2]: value for name, value in image.labels.items()}
+    assert (labels["version"], labels["licenses"], labels["revision"]) == ("0.1.0", "Apache-2.0", "1234567")
+    assert labels["base.name"].startswith("python:3.")
     assert image.volumes == [VOLUME]
 
 

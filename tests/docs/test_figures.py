@@ -18,9 +18,9 @@ def rows(page: str) -> list[list[str]]:
 
 def test_documented_dynamodb_costs_match_measurement() -> None:
     measured = {(row[0], row[1]): row[3] for row in rows("recording.md")}
-    told = {(row[0], rate): usd for row in rows("cost.md") for rate, usd in zip(RATES, row[1:], strict=True)}
-    assert len(told) == 9
-    assert told == {key: measured[key] for key in told}
+    documented = {(row[0], rate): usd for row in rows("cost.md") for rate, usd in zip(RATES, row[1:], strict=True)}
+    assert len(documented) == 9
+    assert documented == {key: measured[key] for key in documented}
 
 
 def test_first_answer_takes_two_minutes_at_most() -> None:

@@ -55,17 +55,17 @@ def price_keeper() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", [page for page in KNOWN if is_played(page)], ids=find_page)
-def test_what_is_typed_does_what_the_page_says(page: Path, tmp_path: Path, price_keeper: str) -> None:
+def test_page_typed_from_top_to_bottom_works(page: Path, tmp_path: Path, price_keeper: str) -> None:
     assert play_page(page, tmp_path, price_keeper)
 
 
 def test_blocks_not_run_are_listed_with_reason() -> None:
     """So that leaving a command out shows up in a change to that file."""
-    told = "".join(f"{find_page(page)}: all blocks: {why}\n" for page in PAGES if (why := why_not_run(page)))
-    told += "".join(f"{find_page(each.page)}: {_first_line(each)}: {each.not_run}\n" for each in ALL if each.not_run)
+    listed = "".join(f"{find_page(page)}: all blocks: {why}\n" for page in PAGES if (why := why_not_run(page)))
+    listed += "".join(f"{find_page(each.page)}: {_first_line(each)}: {each.not_run}\n" for each in ALL if each.not_run)
     if os.environ.get(UPDATE):
-        NOT_RUN.write_text(told)
-    assert NOT_RUN.read_text() == told, f"with {UPDATE}=1 in the environment, this test writes {NOT_RUN.name}"
+        NOT_RUN.write_text(listed)
+    assert NOT_RUN.read_text() == listed, f"with {UPDATE}=1 in the environment, this test writes {NOT_RUN.name}"
 
 
 def _first_line(block: Block) -> str:

@@ -69,7 +69,7 @@ class Socket:
     port: DataPort
     wire: WireProxy
     journal: Path
-    told: int = 0
+    reported: int = 0
     arrived: int = 0
     open: list[RawConnection] = field(default_factory=list)
 
@@ -95,7 +95,7 @@ class Socket:
     def receipts(self) -> list[Receipt]:
         """Of what was asked since the last look. A call that costs nothing has none."""
         found = JournalContents.read(self.journal).receipts
-        fresh, self.told = found[self.told :], len(found)
+        fresh, self.reported = found[self.reported :], len(found)
         return fresh
 
     def arrivals(self) -> int:

@@ -46,8 +46,8 @@ async def test_replay_of_copies_of_living_sidecars_passes_no_hard_budget(tmp_pat
                     await wait_until(lambda: clients.answered >= WORST_CASES // 4)
                     for number in range(COPIES):
                         keeper = fleet.sidecars[number % 3]
-                        code, told = await replayed_elsewhere(keeper, f"copy{number}")
-                        assert (code, "--owner-is-dead" in told) == (1, True)
+                        code, output = await replayed_elsewhere(keeper, f"copy{number}")
+                        assert (code, "--owner-is-dead" in output) == (1, True)
                     await wait_until_exhausted(fleet)
                 await fleet.finish()
                 stored = await read_stored_budget(store, name)

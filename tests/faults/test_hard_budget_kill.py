@@ -141,9 +141,11 @@ def _tell(label: str, billed: int, at_end: StoredBudget, refusing: StoredBudget,
         "used or held by the dead": _used(refusing, dead),
         "base": at_end.bucket.spent_without_lease,
     }
-    told = ", ".join(f"{what} {pico / quota:.4%}" for what, pico in shares.items())
+    summary = ", ".join(f"{what} {pico / quota:.4%}" for what, pico in shares.items())
     worst = quota / max_call_pico(label)
-    print(f"\n{label}: {quota / PICO_PER_USD:.6f} USD, {worst:.0f} worst cases; {told}; {at_end.estimated} estimates")
+    print(
+        f"\n{label}: {quota / PICO_PER_USD:.6f} USD, {worst:.0f} worst cases; {summary}; {at_end.estimated} estimates"
+    )
 
 
 def _settings(engines: Engines | None, folder: Path) -> dict[str, Any]:

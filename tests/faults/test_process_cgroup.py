@@ -133,7 +133,7 @@ async def _threaten(port: int) -> None:
             writer.transport.abort()
 
 
-async def _crowd(lineup: SidecarSetup, bedrock: Bedrock, group: Cgroup) -> tuple[Counter[str], int]:
+async def _call_concurrently(lineup: SidecarSetup, bedrock: Bedrock, group: Cgroup) -> tuple[Counter[str], int]:
     """All at once; their statuses, and the peak memory of the sidecar during that."""
     answers: Counter[str] = Counter()
     begin, end = b'{"messages":[{"role":"user","content":[{"text":"', b'"}]}]}'
@@ -170,7 +170,7 @@ def test_documented_load_fits_into_shipped_limit_and_memory_is_released(tmp_path
             at_rest, deadline, peak = group.resident_bytes, time.monotonic() + SECONDS, 0
             answers: Counter[str] = Counter()
             while not answers or time.monotonic() < deadline:
-                of_round, most = asyncio.run(_crowd(lineup, bedrock, group))
+                of_round, most = asyncio.run(_call_concurrently(lineup, bedrock, group))
                 answers += of_round
                 peak = max(peak, most)
                 assert group.count_killed == 0
@@ -183,5 +183,5 @@ def test_documented_load_fits_into_shipped_limit_and_memory_is_released(tmp_path
         assert answers["200"] >= 2 * workers
         assert answers["503"] + answers["cut"] > 0
         assert group.count_killed == 0
-    told = f"{at_rest / MEBIBYTE:.0f} MiB at rest, {peak / MEBIBYTE:.0f} at most, {left / MEBIBYTE:.0f} afterwards"
-    print(f"{workers} in {LIMIT // MEBIBYTE} MiB: {told}, {dict(answers)}")
+    summary = f"{at_rest / MEBIBYTE:.0f} MiB at rest, {peak / MEBIBYTE:.0f} at most, {left / MEBIBYTE:.0f} afterwards"
+    print(f"{workers} in {LIMIT // MEBIBYTE} MiB: {summary}, {dict(answers)}")

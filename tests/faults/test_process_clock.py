@@ -178,10 +178,10 @@ def _revoke(running: Sidecar, token: str) -> None:
 def _set(clock: WrongClock, ahead: float, running: Sidecar) -> None:
     """Until the process goes by it."""
     clock.set_ahead(ahead)
-    wait_until(lambda: abs(_time_told(running) - time.time() - ahead) < 60)
+    wait_until(lambda: abs(_reported_time(running) - time.time() - ahead) < 60)
 
 
-def _time_told(running: Sidecar) -> float:
+def _reported_time(running: Sidecar) -> float:
     """With every failure of the control port."""
     _, body = fetch(running.control, "/no/such/route")
     return datetime.fromisoformat(json.loads(body)["timestamp"]).timestamp()

@@ -85,12 +85,12 @@ def test_expired_sidecar_credentials_become_503_until_renewed(tmp_path: Path) ->
 
 def test_hanging_credential_command_does_not_block_start(tmp_path: Path) -> None:
     """Nor anything else: what needs no call of Bedrock's is served, and calls are as soon as it answers."""
-    told, hangs = hanging_command(tmp_path, NEW_TOKEN.replace(" ", "-"), 3600)
+    command, hangs = hanging_command(tmp_path, NEW_TOKEN.replace(" ", "-"), 3600)
     hangs.touch()
     with run_trial(tmp_path, "--session-token", NEW_TOKEN.replace(" ", "-")) as trial:
         lineup = trial.add_sidecar()
         lineup.environment = {
-            "AWS_CONFIG_FILE": str(told),
+            "AWS_CONFIG_FILE": str(command),
             "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
             "AWS_ACCESS_KEY_ID": "",
             "AWS_SECRET_ACCESS_KEY": "",

@@ -67,9 +67,9 @@ def test_exhausted_descriptors_refuse_new_connections_only(tmp_path: Path) -> No
             load.__exit__()
             assert running.stop() == 0
             # Which parts are short of a descriptor is chance, but none of them floods the log.
-            told_of = Counter(line.split(" ", 1)[1] for line in running.errors.splitlines())
-            assert max(told_of.values()) <= 1 + (time.monotonic() - fell) // REPEAT_SECONDS, running.errors
-            assert len(told_of) <= KINDS, running.errors
+            complaints = Counter(line.split(" ", 1)[1] for line in running.errors.splitlines())
+            assert max(complaints.values()) <= 1 + (time.monotonic() - fell) // REPEAT_SECONDS, running.errors
+            assert len(complaints) <= KINDS, running.errors
         served = trial.read_used_requests()
     assert set(load.complete_requests) <= set(served)
     assert len(served) == len(load.complete_requests) + answers[200]  # no paid call lost its answer

@@ -104,9 +104,9 @@ def test_read_only_folder_is_reported_at_start(what: str, tmp_path: Path) -> Non
     lineup.write_config()
     with disks.read_only(tmp_path / what):
         ended = price_keeper("serve", folder=tmp_path, PRICE_KEEPER_JWT_SECRET=SECRET)
-    told_of = {"journal": "cannot use the journal in journal", "store": f"cannot make {tmp_path}/store/"}
+    messages = {"journal": "cannot use the journal in journal", "store": f"cannot make {tmp_path}/store/"}
     assert ended.returncode == 1
-    assert told_of[what] in ended.stderr
+    assert messages[what] in ended.stderr
     assert "Read-only file system" in ended.stderr
     assert "Traceback" not in ended.stderr
 

@@ -71,16 +71,16 @@ def test_killed_supervisor_lets_workers_drain(tmp_path: Path) -> None:
         lineup = trial.add_sidecar()
         lineup.options = ("--workers", "2")
         with CrashLoad(lineup, 4, random.Random(20261121)) as load, SegmentCopies(lineup.journal, tmp_path / "copies"):
-            with run_workers(lineup) as crew:
+            with run_workers(lineup) as workers:
                 _called(load)
-                crew.running.process.kill()
-                crew.running.process.wait()
-                wait_until(lambda: all(map(has_exited, crew.pids)))
-                assert crew.running.errors.count("the supervisor has died; this worker drains and ends") == 2
-            with run_workers(lineup) as crew:
+                workers.running.process.kill()
+                workers.running.process.wait()
+                wait_until(lambda: all(map(has_exited, workers.pids)))
+                assert workers.running.errors.count("the supervisor has died; this worker drains and ends") == 2
+            with run_workers(lineup) as workers:
                 _called(load)
                 load.__exit__()
-                assert crew.running.stop() == 0
+                assert workers.running.stop() == 0
         books = _books(trial, load)
     assert not books.estimated_receipts  # none was cut: they drained
     assert not any(path.stat().st_size > 200 for path in lineup.journal.rglob("*.seg"))
@@ -128,10 +128,10 @@ def _state(journal: Path) -> dict[str, tuple[int, int]]:
     found = {}
     for entry in os.scandir(journal):
         try:
-            told = entry.stat()
+            status = entry.stat()
         except FileNotFoundError:
             continue
-        found[entry.name] = (told.st_size, told.st_mtime_ns)
+        found[entry.name] = (status.st_size, status.st_mtime_ns)
     return found
 
 

@@ -89,18 +89,18 @@ def test_journal_of_stopped_worker_is_adopted_only_after_its_end(tmp_path: Path)
     with run_trial(tmp_path) as trial:
         lineup = trial.add_sidecar()
         lineup.options = ("--workers", "2")
-        with run_workers(lineup) as crew:
+        with run_workers(lineup) as workers:
             wait_until(
-                lambda: crew.call() == (200, "premium") and all(crew.samples("recorded_requests_total").values())
+                lambda: workers.call() == (200, "premium") and all(workers.samples("recorded_requests_total").values())
             )
-            with stopped(crew.pids[1], tmp_path / "price-keeper.db"):
-                crew.running.process.kill()
-                wait_until(lambda: has_exited(crew.pids[0]))  # which notices, and brings to its end what it has
+            with stopped(workers.pids[1], tmp_path / "price-keeper.db"):
+                workers.running.process.kill()
+                wait_until(lambda: has_exited(workers.pids[0]))  # which notices, and brings to its end what it has
                 lineup.options = ()
                 write_sections(lineup, listen={"data": "127.0.0.1:0"})  # the port is still the stopped one's
                 _run_once(lineup)
                 assert (lineup.journal / "worker-1").is_dir()
-            wait_until(lambda: has_exited(crew.pids[1]))
+            wait_until(lambda: has_exited(workers.pids[1]))
         _run_once(lineup)
         assert not (lineup.journal / "worker-1").exists()
         assert read_counts_by_label(tmp_path / "price-keeper.db") == price_by_hand(trial.read_used_requests())

@@ -114,17 +114,17 @@ async def test_failed_login_evicts_nothing(
     monkeypatch.setattr("price_keeper.auth.refresh_sessions.MAX_ATTEMPTS", 2)
     async with open_instances(store, CLOCK, 2, MOST) as (one, other):
         oldest, *_ = [await one.sessions.login(scope) for _ in range(MOST)]
-        before, told = await read_session_rows(store, scope), []
+        before, write_counts = await read_session_rows(store, scope), []
 
         async def spoil(writes: Sequence[Write]) -> Sequence[Write]:
-            told.append(len(writes))
+            write_counts.append(len(writes))
             never = ConditionCheck(Key("config", f"TEST#{uuid4()}", "nowhere"), ItemExists())
             return [*writes[:failing], never, *writes[failing + 1 :]]
 
         one.link.before_transact = spoil
         with pytest.raises((SessionLimitRace, Busy)):
             await one.sessions.login(scope)
-        assert set(told) == {4}
+        assert set(write_counts) == {4}
         assert await read_session_rows(store, scope) == before
         assert (
             await store.get(schema.refused_refresh_token_key(_hash_token(oldest.refresh.token)), consistent=True)

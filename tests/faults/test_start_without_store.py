@@ -90,9 +90,9 @@ def at_once(lineup: SidecarSetup, *callers: tuple[str, str]) -> list[tuple[int, 
 
 
 def noted(lineup: SidecarSetup) -> BudgetSnapshot:
-    notebook = SnapshotFile(lineup.journal, SystemClock())
-    asyncio.run(notebook.open())
-    return notebook.snapshot
+    snapshot_file = SnapshotFile(lineup.journal, SystemClock())
+    asyncio.run(snapshot_file.open())
+    return snapshot_file.snapshot
 
 
 @contextmanager

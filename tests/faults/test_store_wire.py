@@ -224,12 +224,12 @@ async def money_is_held_once(line: Line, folder: Path) -> None:
     clock, name, quota = SystemClock(), new_budget_key(), 10**9
     holds = BudgetLeaseFile(folder, UlidFactory(clock.now, lambda size: uuid4().bytes[:size]).new())
     async with Tasks(clock) as tasks:
-        purse = BudgetLeases(line.store, clock, tasks, holds, partial(read_spent_pico, line.store)).get(name, quota, 1)
+        lease = BudgetLeases(line.store, clock, tasks, holds, partial(read_spent_pico, line.store)).get(name, quota, 1)
         for _ in range(5):
-            assert await purse.reserve(quota // 10) is not None
+            assert await lease.reserve(quota // 10) is not None
             there, hold = await read_bucket(line.direct, name), await read_lease_row(line.direct, name, holds.holder)
             assert there.unleased + hold.leased == quota
-            assert hold.leased >= purse.in_flight
+            assert hold.leased >= lease.in_flight
 
 
 async def sessions_are_as_many_as_may_be(line: Line, _: Path) -> None:

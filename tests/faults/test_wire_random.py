@@ -159,8 +159,8 @@ def tell(run: Run) -> None:
         kinds: Tally[str] = Tally()
         for name, number in wire.injected.items():
             kinds[name.partition(" at ")[0]] += number
-        told = ", ".join(f"{kind} {number}" for kind, number in kinds.most_common())
-        print(f"{link}: {wire.injected.total()} faults in {wire.requests} requests: {told}")
+        summary = ", ".join(f"{kind} {number}" for kind, number in kinds.most_common())
+        print(f"{link}: {wire.injected.total()} faults in {wire.requests} requests: {summary}")
     clients, exact, estimated = run.clients, len(run.exact), len(run.estimated)
     print(
         f"{clients.sent_calls} requests: {clients.answered} answered, "
@@ -190,7 +190,7 @@ def nothing_is_lost_or_doubled(run: Run) -> None:
     assert (
         len(ran - exact.keys() - set(named)) <= unnamed
     )  # all other calls that ran are among those without a response
-    assert unnamed <= in_doubt(run.wires["bedrock"].injected)  # and nothing else is taken for having run
+    assert unnamed <= count_unresolved(run.wires["bedrock"].injected)  # and nothing else is taken for having run
     for books in run.books:
         recorded = sum(seal.requests for seal in books.seals.values())
         assert recorded == len(books.receipts) == books.intents - books.unpaid_calls
@@ -200,7 +200,7 @@ def label_of(entry: dict[str, Any]) -> str:
     return next(label for label, model in MODELS.items() if model == entry["model"])
 
 
-def in_doubt(injected: Tally[str]) -> int:
+def count_unresolved(injected: Tally[str]) -> int:
     return sum(number for name, number in injected.items() if not any(free in name for free in FREE))
 
 

@@ -36,7 +36,7 @@ HOLDS = {
     "agg_shard_count": 8,
     "version": 1,
 }
-TOLD = {
+SHOWN_ORG = {
     "org": ORG,
     "settings": {"org_name": "Acme"},
     "in_force": HOLDS,
@@ -128,26 +128,26 @@ def test_put_with_lost_answer_explains_how_to_get_secret(tmp_path: Path, script:
 BROKEN = [
     {},
     {"org": None},
-    TOLD | {"in_force": {}},
-    TOLD | {"in_force": HOLDS | {"timezone": "Mars/Olympus"}},
-    TOLD | {"in_force": HOLDS | {"timezone": "America"}},
-    TOLD | {"in_force": HOLDS | {"timezone": "\ud800"}},
-    TOLD | {"in_force": HOLDS | {"period": "year"}},
-    TOLD | {"in_force": HOLDS | {"quotas": {"premium": "5" * 20_000_000}}},
-    TOLD | {"in_force": HOLDS | {"quotas": {"premium": 5.5}}},
-    TOLD | {"in_force": HOLDS | {"quotas": {"premium": "five"}}},
-    TOLD | {"in_force": HOLDS | {"quotas": []}},
-    TOLD | {"in_force": HOLDS | {"refresh_interval_tight_secs": "soon"}},
-    TOLD | {"settings": None},
-    TOLD | {"turns_at": "tomorrow"},
-    TOLD | {"passed_over": 7},
-    TOLD | {"org": ORG.replace("6", "7")},
+    SHOWN_ORG | {"in_force": {}},
+    SHOWN_ORG | {"in_force": HOLDS | {"timezone": "Mars/Olympus"}},
+    SHOWN_ORG | {"in_force": HOLDS | {"timezone": "America"}},
+    SHOWN_ORG | {"in_force": HOLDS | {"timezone": "\ud800"}},
+    SHOWN_ORG | {"in_force": HOLDS | {"period": "year"}},
+    SHOWN_ORG | {"in_force": HOLDS | {"quotas": {"premium": "5" * 20_000_000}}},
+    SHOWN_ORG | {"in_force": HOLDS | {"quotas": {"premium": 5.5}}},
+    SHOWN_ORG | {"in_force": HOLDS | {"quotas": {"premium": "five"}}},
+    SHOWN_ORG | {"in_force": HOLDS | {"quotas": []}},
+    SHOWN_ORG | {"in_force": HOLDS | {"refresh_interval_tight_secs": "soon"}},
+    SHOWN_ORG | {"settings": None},
+    SHOWN_ORG | {"turns_at": "tomorrow"},
+    SHOWN_ORG | {"passed_over": 7},
+    SHOWN_ORG | {"org": ORG.replace("6", "7")},
 ]
 
 
-@pytest.mark.parametrize("told", BROKEN)
-def test_malformed_answer_gives_no_traceback(tmp_path: Path, script: ScriptedServer, told: Any) -> None:
-    script.answers.append((200, told, {}))
+@pytest.mark.parametrize("document", BROKEN)
+def test_malformed_answer_gives_no_traceback(tmp_path: Path, script: ScriptedServer, document: Any) -> None:
+    script.answers.append((200, document, {}))
     done = asked(tmp_path, script.url, "org", "show", ORG)
     assert (done.returncode, done.stdout) == (1, "")
     assert "answered what cannot be read here" in done.stderr or "answered for another org" in done.stderr
@@ -165,7 +165,7 @@ def test_secret_is_shown_although_rest_of_answer_is_malformed(tmp_path: Path, sc
 
 
 def test_unknown_newer_fields_are_shown_by_their_name(tmp_path: Path, script: ScriptedServer) -> None:
-    script.answers.append((200, TOLD | {"in_force": HOLDS | {"hue": {"rgb": 5}}}, {}))
+    script.answers.append((200, SHOWN_ORG | {"in_force": HOLDS | {"hue": {"rgb": 5}}}, {}))
     done = asked(tmp_path, script.url, "org", "show", ORG)
     assert done.returncode == 0, done.stderr
     assert '  hue             {"rgb": 5}' in done.stdout.splitlines()
@@ -195,8 +195,11 @@ def test_endless_pagination_stops(tmp_path: Path, script: ScriptedServer, pages:
 
 
 def test_cursor_is_returned_unchanged_and_page_may_be_long(tmp_path: Path, script: ScriptedServer) -> None:
-    long = TOLD | {"org_name": "Acme", "padding": "x" * 3_000_000}
-    script.answers += [(200, {"orgs": [long], "cursor": "a/b&c=d"}, {}), (200, {"orgs": [TOLD], "cursor": None}, {})]
+    long = SHOWN_ORG | {"org_name": "Acme", "padding": "x" * 3_000_000}
+    script.answers += [
+        (200, {"orgs": [long], "cursor": "a/b&c=d"}, {}),
+        (200, {"orgs": [SHOWN_ORG], "cursor": None}, {}),
+    ]
     done = asked(tmp_path, script.url, "org", "list")
     assert done.returncode == 0, done.stderr
     assert script.requests == ["GET /api/v1/orgs?limit=100", "GET /api/v1/orgs?limit=100&cursor=a%2Fb%26c%3Dd"]
@@ -205,7 +208,7 @@ def test_cursor_is_returned_unchanged_and_page_may_be_long(tmp_path: Path, scrip
 
 def test_missing_override_in_answer_is_reported(tmp_path: Path, script: ScriptedServer) -> None:
     stale = {"scope": {"org": ORG, "app": None}, "period": "DAY#20261118", "override": None, "is_stale": True}
-    script.answers += [(200, TOLD, {}), (200, stale, {})]
+    script.answers += [(200, SHOWN_ORG, {}), (200, stale, {})]
     done = asked(tmp_path, script.url, "override", "show", ORG, "--json")
     assert (done.returncode, done.stdout) == (1, "")
     assert "the store did not answer" in done.stderr
@@ -217,7 +220,7 @@ ESCAPE = "\x1b]0;mine\x07"
 
 
 def test_terminal_escapes_are_removed_from_all_output(tmp_path: Path, script: ScriptedServer) -> None:
-    named = TOLD | {"settings": {"org_name": f"Acme{ESCAPE}"}, "in_force": HOLDS | {"quota_scope": "APP"}}
+    named = SHOWN_ORG | {"settings": {"org_name": f"Acme{ESCAPE}"}, "in_force": HOLDS | {"quota_scope": "APP"}}
     mistakes = {"message": "no", "details": [{"path": f"a{ESCAPE}", "message": f"b{ESCAPE}"}]}
     hostile: list[tuple[tuple[str, ...], list[Any]]] = [
         (("org", "show", ORG), [(200, named, {})]),
@@ -243,8 +246,8 @@ def test_malformed_org_id_is_not_requested(tmp_path: Path, script: ScriptedServe
 
 
 def test_long_name_lengthens_only_its_own_line(tmp_path: Path, script: ScriptedServer) -> None:
-    long = TOLD | {"settings": {"org_name": "x" * 1_000_000}}
-    script.answers.append((200, {"orgs": [long] + [TOLD] * 99}, {}))
+    long = SHOWN_ORG | {"settings": {"org_name": "x" * 1_000_000}}
+    script.answers.append((200, {"orgs": [long] + [SHOWN_ORG] * 99}, {}))
     done = asked(tmp_path, script.url, "org", "list")
     assert done.returncode == 0
     assert sorted(map(len, done.stdout.splitlines()))[-2] < 500
@@ -266,7 +269,7 @@ def test_endless_list_is_aborted_by_size(
     monkeypatch.setattr(api_client, "MAX_LISTED_BYTES", 2500)
     script.answers += [(200, {"orgs": [], "cursor": "a", "padding": "x" * 3000}, {})]
     assert "returned too long a list" in asked(tmp_path, script.url, "org", "list").stderr
-    script.answers += [(200, {"orgs": [TOLD] * 101, "cursor": "a"}, {})]
+    script.answers += [(200, {"orgs": [SHOWN_ORG] * 101, "cursor": "a"}, {})]
     done = asked(tmp_path, script.url, "org", "list")
     assert (len(script.requests), "returned too long a list" in done.stderr) == (2, True)
 
@@ -305,7 +308,7 @@ def _drip(server: socket.socket, begin: bytes) -> None:
 def test_ending_ended_session_revokes_its_tokens(
     tmp_path: Path, script: ScriptedServer, which: str, ended: int, words: str
 ) -> None:
-    script.answers += [(200, TOLD, {}), (200, {"ended": ended}, {})]
+    script.answers += [(200, SHOWN_ORG, {}), (200, {"ended": ended}, {})]
     done = asked(tmp_path, script.url, "session", "revoke", ORG, which)
     assert (done.returncode, done.stderr) == (0, "")
     assert words in done.stdout

@@ -44,9 +44,9 @@ async def answered_in(port: DataPort, room: float, path: str, body: dict[str, ob
         aiohttp.ClientSession() as session,
         session.post(port.url + path, headers=headers, data=orjson.dumps(body)) as answer,
     ):
-        told = await answer.text()
+        text = await answer.text()
     await eventually(lambda: port.listener.reserved_bytes == 0)
-    return answer.status, told
+    return answer.status, text
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ async def answered_in(port: DataPort, room: float, path: str, body: dict[str, ob
 async def test_request_reserves_memory_for_each_copy_of_body(
     port: DataPort, path: str, body: dict[str, object], times: int
 ) -> None:
-    status, told = await answered_in(port, times - 0.2, path, body)
+    status, text = await answered_in(port, times - 0.2, path, body)
     assert status == 503
-    assert "memory" in told
+    assert "memory" in text
     assert len([entry for entry in port.bedrock.ledger if entry.body_size]) == 0
     assert (await answered_in(port, times + 0.2, path, body))[0] == 200
     assert len([entry for entry in port.bedrock.ledger if entry.body_size]) == 1

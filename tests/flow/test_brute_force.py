@@ -69,8 +69,8 @@ async def attacked(tmp_path: Path) -> AsyncIterator[Attacked]:
         for app in ("shop", "bot"):
             made = (await api.ask("PUT", f"{API}/apps/{app}", {"app_name": app})).body
             token = {"X-Retrieval-Token": made["secret_retrieval_token"]}
-            told = (await api.ask("GET", f"{API}/apps/{app}/credentials/secret", who=None, headers=token)).body
-            secrets[told["client_id"]] = told["client_secret"]
+            document = (await api.ask("GET", f"{API}/apps/{app}/credentials/secret", who=None, headers=token)).body
+            secrets[document["client_id"]] = document["client_secret"]
         await clock.advance(60)
         attacked = Attacked(api, clock, secrets)
         for client, secret in secrets.items():  # as those who call here are known here
@@ -206,8 +206,8 @@ async def test_trickle_of_wrong_secrets_after_rotation_locks_nobody_out(attacked
     old = attacked.secrets[SHOP]
     path = f"{API}/apps/shop/credentials"
     rotated = (await attacked.api.ask("POST", f"{path}/rotate", {"grace_hours": 1})).body
-    told = {"X-Retrieval-Token": rotated["secret_retrieval_token"]}
-    new = (await attacked.api.ask("GET", f"{path}/secret", who=None, headers=told)).body["client_secret"]
+    headers = {"X-Retrieval-Token": rotated["secret_retrieval_token"]}
+    new = (await attacked.api.ask("GET", f"{path}/secret", who=None, headers=headers)).body["client_secret"]
     found: Counter[tuple[str, int]] = Counter()
     for _ in range(20):
         await trickle(attacked)

@@ -21,19 +21,19 @@ async def test_budget_state_evicted_while_awaited_still_charges_call(
     async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path) as api:
         await api.put_org()
         await api.put_app()
-        standings, caller = api.parts.budgets, Caller(ORG, "shop", "client")
+        registry, caller = api.parts.budgets, Caller(ORG, "shop", "client")
 
         def forget_after(wait: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
             async def wait_and_forget(key: Any) -> None:
                 await wait(key)
-                standings._forget_org(ORG)
+                registry._forget_org(ORG)
 
             return wait_and_forget
 
-        waits_on: Any = standings._loads if moment == "when it was met" else standings.refresher
+        waits_on: Any = registry._loads if moment == "when it was met" else registry.refresher
         with monkeypatch.context() as patch:
             patch.setattr(waits_on, "wait", forget_after(waits_on.wait))
-            payer = await standings.load(caller)
-        assert payer.start <= api.clock.now() < payer.end
+            caller_day = await registry.load(caller)
+        assert caller_day.start <= api.clock.now() < caller_day.end
         selected = await api.ask("GET", f"{API}/apps/shop/model-selection?force_check=true")
         assert selected.status == 200, selected.body

@@ -100,11 +100,11 @@ def _is_refused_once(failure: ClientError) -> None:
     assert f"the quota of {SCOPE} for DAY#20261118 is spent: premium 0." in message
     assert "of 0.0001 USD" in message
     assert message.endswith("it resets at 2026-11-19T00:00:00+05:30")
-    told = answer["ResponseMetadata"]
-    assert told["RetryAttempts"] == 0
-    assert told["HTTPHeaders"]["x-should-retry"] == "false"
-    assert told["HTTPHeaders"]["x-price-keeper-mode"] == "EXCEEDED"
-    assert told["HTTPHeaders"]["x-price-keeper-requested"] == "premium"
+    metadata = answer["ResponseMetadata"]
+    assert metadata["RetryAttempts"] == 0
+    assert metadata["HTTPHeaders"]["x-should-retry"] == "false"
+    assert metadata["HTTPHeaders"]["x-price-keeper-mode"] == "EXCEEDED"
+    assert metadata["HTTPHeaders"]["x-price-keeper-requested"] == "premium"
 
 
 async def test_cheaper_requested_label_is_served(tmp_path: Path) -> None:

@@ -68,9 +68,9 @@ def place(tmp_path: Path) -> Path:
         (tmp_path / name).touch()
     (tmp_path / "journal").mkdir()
     for name in SHELLS:
-        told = call_in_process("completion", name, folder=tmp_path)
-        assert (told.returncode, told.stderr) == (0, "")
-        (tmp_path / f"completion.{name}").write_text(told.stdout)
+        result = call_in_process("completion", name, folder=tmp_path)
+        assert (result.returncode, result.stderr) == (0, "")
+        (tmp_path / f"completion.{name}").write_text(result.stdout)
     return tmp_path
 
 
@@ -90,8 +90,8 @@ def test_tab_completes_unique_word(place: Path, name: str) -> None:
     typed += "".join(f"price-keeper {line}\t\n" for line, _ in cases) + "exit\n"
     environment = {"PATH": os.environ["PATH"], "HOME": str(place), "TERM": "dumb" if name == "bash" else "xterm"}
     shown = on_a_terminal([shell(name), *ARGUMENTS[name]], place, environment, columns=200, typed=typed).text
-    told = [found.rstrip() for found in re.findall(r"^.*GOT<(.*)>\r?$", shown, re.MULTILINE) if found != "$*"]
-    assert told == [wanted for _, wanted in cases], shown
+    completed = [found.rstrip() for found in re.findall(r"^.*GOT<(.*)>\r?$", shown, re.MULTILINE) if found != "$*"]
+    assert completed == [wanted for _, wanted in cases], shown
 
 
 def test_fish_lists_candidates(place: Path) -> None:
@@ -108,8 +108,8 @@ def test_fish_lists_candidates(place: Path) -> None:
         check=False,
     )
     assert done.stderr == ""
-    told = [found.split("\n") for found in done.stdout.split("GOT\n")[1:]]
-    fitting = [[line.split("\t")[0] for line in lines if line] for lines in told]
+    completed = [found.split("\n") for found in done.stdout.split("GOT\n")[1:]]
+    fitting = [[line.split("\t")[0] for line in lines if line] for lines in completed]
     assert fitting == [[wanted.rsplit(" ", 1)[-1]] for _, wanted in cases]
 
 

@@ -78,8 +78,10 @@ def assert_problem(answer: Any) -> None:
 
 async def test_every_other_route_requires_authentication(api: ControlHarness) -> None:
     """So that no route is added without anybody thinking of it."""
-    told = (await api.ask("GET", "/openapi.json", who=None)).body
-    open_to_all = {path for path, methods in told["paths"].items() for each in methods.values() if not each["security"]}
+    document = (await api.ask("GET", "/openapi.json", who=None)).body
+    open_to_all = {
+        path for path, methods in document["paths"].items() for each in methods.values() if not each["security"]
+    }
     assert open_to_all == {
         "/",
         "/health",
@@ -97,7 +99,7 @@ async def test_every_other_route_requires_authentication(api: ControlHarness) ->
         "/api/v1/orgs/{org}/credentials/secret",
         "/api/v1/orgs/{org}/apps/{app}/credentials/secret",
     }
-    for path, methods in told["paths"].items():
+    for path, methods in document["paths"].items():
         for method in methods:
             if path not in open_to_all:
                 place = path.replace("{org}", ORG).replace("{app}", "shop").replace("{day}", "2026-11-18")
@@ -188,8 +190,8 @@ async def test_attacks_are_refused_in_uniform_error_form(api: ControlHarness) ->
         ) as answer:
             raw = await answer.read()
             assert answer.status == status, (number, method, path, headers, raw)
-            told = json.loads(raw)
-            assert told.keys() == {"error", "message", "details", "timestamp", "request_id"}
+            document = json.loads(raw)
+            assert document.keys() == {"error", "message", "details", "timestamp", "request_id"}
             assert ADMIN_KEY not in raw.decode()
 
 

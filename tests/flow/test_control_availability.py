@@ -176,9 +176,9 @@ async def test_body_no_route_reads_is_not_awaited(
 ) -> None:
     wire = await client.send(head("GET", path, length=1000) + b"{")
     async with asyncio.timeout(10):
-        told = await wire.reader.read()
-    assert told.startswith(f"HTTP/1.1 {status} ".encode())
-    assert b"connection: close" in told.lower()
+        received = await wire.reader.read()
+    assert received.startswith(f"HTTP/1.1 {status} ".encode())
+    assert b"connection: close" in received.lower()
 
 
 # Requests at work.
@@ -271,6 +271,6 @@ async def test_invented_clients_do_not_block_valid_one_of_same_address(
 
 async def _secret(api: ControlHarness, number: int, made: dict[str, str]) -> tuple[str, str]:
     token = {"X-Retrieval-Token": made["secret_retrieval_token"]}
-    told = (await api.ask("GET", f"{API}/apps/a{number}/credentials/secret", who=None, headers=token)).body
+    document = (await api.ask("GET", f"{API}/apps/a{number}/credentials/secret", who=None, headers=token)).body
     await api.clock.advance(1)  # type: ignore[attr-defined]
-    return told["client_id"], told["client_secret"]
+    return document["client_id"], document["client_secret"]

@@ -61,8 +61,8 @@ def test_commands_leave_audit_records(tmp_path: Path) -> None:
             done = call_in_process(*arguments, folder=tmp_path, stdin=stdin, **pasted)
             assert done.returncode == 0, done.stderr
     place = ("--data-dir", "data")
-    told = call_in_process("audit", org, "--json", *place, folder=tmp_path)
-    records = json.loads(told.stdout)
+    result = call_in_process("audit", org, "--json", *place, folder=tmp_path)
+    records = json.loads(result.stdout)
     made = "credentials.make"
     actions = ["override.clear", "override.set", made, "app.put", "org.put", made, "org.put"]
     assert [each["action"] for each in records] == actions

@@ -51,8 +51,8 @@ async def test_front_page_is_self_contained(served: ControlHarness) -> None:
     answer = await served.ask("GET", "/", who=None, headers={"Accept": "text/html,application/xml;q=0.9,*/*;q=0.8"})
     text = answer.raw.decode()
     assert (answer.status, answer.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
-    for told in ("Bedrock Price Keeper", version("bedrock-price-keeper"), "role both", ">ready<"):
-        assert told in text
+    for shown in ("Bedrock Price Keeper", version("bedrock-price-keeper"), "role both", ">ready<"):
+        assert shown in text
     found = Tags(text)
     assert found.tags.isdisjoint({"script", "link", "img", "iframe", "form", "object", "base"})
     assert not [name for name, _ in found.attributes if name.startswith("on") or name in ("style", "src")]
@@ -78,9 +78,9 @@ async def test_content_security_policy_allows_only_own_style(served: ControlHarn
 
 
 async def test_front_page_as_json_and_head_and_openapi(served: ControlHarness) -> None:
-    told = await served.ask("GET", "/", who=None, headers=JSON)
-    assert told.body["status"] == "ready"
-    assert (told.body["role"], told.body["version"]) == ("both", version("bedrock-price-keeper"))
+    answer = await served.ask("GET", "/", who=None, headers=JSON)
+    assert answer.body["status"] == "ready"
+    assert (answer.body["role"], answer.body["version"]) == ("both", version("bedrock-price-keeper"))
     page = await served.ask("GET", "/", who=None)
     head = await served.ask("HEAD", "/", who=None)
     assert (head.status, head.raw) == (200, b"")
@@ -129,9 +129,9 @@ async def test_sidecar_front_page_links_only_served_routes() -> None:
     readiness = Readiness(ManualClock())
     readiness.start({})
     paths = [("/", JSON), ("/", {}), *((path, {}) for path in ("/health", "/ready", "/metrics"))]
-    told, page, *probes = await alone(readiness, "sidecar", *paths)
-    assert b'"role":"sidecar"' in told[1]
-    assert b"/openapi.json" not in told[1] + page[1]
+    document, page, *probes = await alone(readiness, "sidecar", *paths)
+    assert b'"role":"sidecar"' in document[1]
+    assert b"/openapi.json" not in document[1] + page[1]
     assert [status for status, _ in probes] == [200, 200, 200]
     assert (await alone(readiness, "sidecar", ("/openapi.json", {})))[0][0] == 404
 

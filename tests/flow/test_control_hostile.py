@@ -87,10 +87,10 @@ async def test_announced_oversized_body_is_not_read(api: ControlHarness) -> None
 
 
 async def test_many_mistakes_are_truncated(api: ControlHarness) -> None:
-    told = await api.ask("POST", "/auth/token", {f"u{number}": 1 for number in range(1000)}, who=None)
-    assert (told.status, len(told.body["details"])) == (400, 21)
-    assert told.body["details"][0] == {"path": "client_id", "message": "required, but missing"}
-    assert told.body["details"][-1] == {"path": "", "message": "and 982 more mistakes"}
+    answer = await api.ask("POST", "/auth/token", {f"u{number}": 1 for number in range(1000)}, who=None)
+    assert (answer.status, len(answer.body["details"])) == (400, 21)
+    assert answer.body["details"][0] == {"path": "client_id", "message": "required, but missing"}
+    assert answer.body["details"][-1] == {"path": "", "message": "and 982 more mistakes"}
 
 
 async def test_requests_without_credentials_are_limited_too(api: ControlHarness) -> None:
@@ -333,7 +333,7 @@ async def test_jwks_requests_of_one_address_do_not_block_others(tmp_path: Path) 
             assert [(await api.ask("GET", path, who=None)).status for _ in range(5)] == [200] * 5
 
 
-class _Told:
+class _Recorder:
     def __init__(self) -> None:
         self.who: list[str] = []
 
@@ -343,12 +343,15 @@ class _Told:
 
 
 async def test_ipv6_network_counts_as_one_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    addresses, told = iter(["2001:db8::1", "2001:db8::2", "2001:db8:0:1::1"]), _Told()
-    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path, rates=told) as api:
+    addresses, recorder = iter(["2001:db8::1", "2001:db8::2", "2001:db8:0:1::1"]), _Recorder()
+    async with (
+        Engines({}).open("sqlite", tmp_path) as store,
+        open_control_harness(store, tmp_path, rates=recorder) as api,
+    ):
         monkeypatch.setattr(web.BaseRequest, "remote", property(lambda _: next(addresses)))
         for _ in range(3):
             await api.ask("GET", "/openapi.json", who=None)
-    assert told.who[0] == told.who[1] != told.who[2]
+    assert recorder.who[0] == recorder.who[1] != recorder.who[2]
 
 
 async def test_concurrent_profile_creations_keep_limit(api: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:

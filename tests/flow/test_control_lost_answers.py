@@ -31,13 +31,13 @@ def lose(api: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> Lose:
     kind, left = type(api.store), [0]
     transact = kind.transact
 
-    async def spoilt(self: Any, *arguments: Any, **options: Any) -> None:
+    async def fail_after(self: Any, *arguments: Any, **options: Any) -> None:
         await transact(self, *arguments, **options)
         if left[0]:
             left[0] -= 1
             raise StoreUnavailable("by the test", maybe_applied=True)
 
-    monkeypatch.setattr(kind, "transact", spoilt)
+    monkeypatch.setattr(kind, "transact", fail_after)
 
     def losing(number: int) -> None:
         left[0] = number
@@ -66,8 +66,8 @@ async def test_override_with_lost_answer_is_set_and_cleared_once(api: ControlHar
     await api.put_org()
     await api.put_app()
     lose(1)
-    told = (await api.ask("PUT", f"{SHOP}/override", {"label": "economy", "reason": "x"})).body
-    assert told["override"]["version"] == 1
+    document = (await api.ask("PUT", f"{SHOP}/override", {"label": "economy", "reason": "x"})).body
+    assert document["override"]["version"] == 1
     lose(1)
     assert (await api.ask("DELETE", f"{SHOP}/override")).body["is_cleared"] is True
     found = [each for each in await actions(api) if each.startswith("override")]

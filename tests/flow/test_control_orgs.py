@@ -107,8 +107,8 @@ async def test_concurrent_puts_all_succeed_and_issue_one_secret(api: ControlHarn
     assert sorted(answer.status for answer in answers) == [200] * 7 + [201]
     assert sum("secret_retrieval_token" in answer.body for answer in answers) == 1
     assert (await api.ask("GET", API)).body["in_force"]["version"] == 8
-    told = (await api.ask("GET", f"{API}/audit")).body["records"]
-    puts = [each for each in reversed(told) if each["action"] == "org.put"]
+    records = (await api.ask("GET", f"{API}/audit")).body["records"]
+    puts = [each for each in reversed(records) if each["action"] == "org.put"]
     assert len(puts) == 8
     assert [each["before"] for each in puts[1:]] == [each["after"] for each in puts[:-1]]
 
@@ -121,10 +121,10 @@ async def test_audit_records_who_changed_what_without_secrets(api: ControlHarnes
     assert rotated.status == 200, rotated.body
     refused = await api.ask("PUT", API, {})
     assert refused.status == 400
-    told = await api.ask("GET", f"{API}/audit")
+    answer = await api.ask("GET", f"{API}/audit")
     actions = ["credentials.rotate", "org.put", "credentials.make", "app.put", "credentials.make", "org.put"]
-    assert [each["action"] for each in told.body["records"]] == actions
-    second = told.body["records"][1]
+    assert [each["action"] for each in answer.body["records"]] == actions
+    second = answer.body["records"][1]
     assert (second["who"], second["request_id"]) == ("admin", changed.headers["X-Request-Id"])
     assert second["before"] | {"org_name": "Acme Ltd"} == second["after"]
     assert second["address"] == "127.0.0.1"
@@ -134,7 +134,7 @@ async def test_audit_records_who_changed_what_without_secrets(api: ControlHarnes
     secrets.append(rotated.body["secret_retrieval_token"])
     page = await read_records(api.store, ORG, 100)
     assert len(page.rows) == len(actions)
-    assert not any(secret in told.raw.decode() + repr(page) for secret in secrets)
+    assert not any(secret in answer.raw.decode() + repr(page) for secret in secrets)
 
 
 async def test_audit_is_paginated_and_admin_only(api: ControlHarness) -> None:

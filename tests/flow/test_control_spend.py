@@ -55,11 +55,11 @@ async def test_submitted_usage_is_priced_counted_and_reported(api: ControlHarnes
     assert (other.status, other.body["details"][0]["path"]) == (409, "request_id")
     assert await counted(api.store, Scope(ORG, "shop")) == (1, 6000)
     for path in (f"{SHOP}/aggregates/today", f"{API}/aggregates/{DAY}", f"{API}/aggregates?from={DAY}&to={DAY}"):
-        told = await api.ask("GET", path, who=CALLER if "shop" in path else (ORG, None))
-        assert told.status == 200, told.body
-        (row,) = told.body["rows"]
+        answer = await api.ask("GET", path, who=CALLER if "shop" in path else (ORG, None))
+        assert answer.status == 200, answer.body
+        (row,) = answer.body["rows"]
         assert (row["app"], row["label"], row["day"], row["cost_usd_micros"]) == ("shop", "premium", DAY, "6000")
-        assert (row["org_name"], row["input_tokens"], told.body["total"]["requests"]) == ("Acme", 1000, 1)
+        assert (row["org_name"], row["input_tokens"], answer.body["total"]["requests"]) == ("Acme", 1000, 1)
 
 
 async def test_usage_submitted_fifty_times_at_once_counts_once(exact_store: Store, tmp_path: Path) -> None:
@@ -102,8 +102,8 @@ async def test_submitted_usage_counts_in_scope_of_quota(tmp_path: Path, quota_sc
         whose = whole if quota_scope == "ORG" else app
         assert await counted(store, whose, period="WEEK#2026-W47") == ((1, 6000) if period == "week" else (0, 0))
         for path in (API, SHOP):
-            told = (await api.ask("GET", f"{path}/aggregates/today")).body
-            assert (len(told["rows"]), told["total"]["cost_usd_micros"]) == (1, "6000")
+            document = (await api.ask("GET", f"{path}/aggregates/today")).body
+            assert (len(document["rows"]), document["total"]["cost_usd_micros"]) == (1, "6000")
 
 
 async def test_submitted_usage_counts_on_org_day_of_usage(api: ControlHarness) -> None:
@@ -111,8 +111,8 @@ async def test_submitted_usage_counts_on_org_day_of_usage(api: ControlHarness) -
     await api.put_app("x", OTHER)
     for number, (at, day) in enumerate([("2026-11-17T10:59:59Z", "2026-11-17"), ("2026-11-17T12:00:00+01:00", DAY)]):
         usage = ONE | {"request_id": f"n{number}", "occurred_at": at}
-        told = await api.ask("POST", f"/api/v1/orgs/{OTHER}/apps/x/usage", usage)
-        assert (told.status, told.body["day"]) == (201, day)
+        answer = await api.ask("POST", f"/api/v1/orgs/{OTHER}/apps/x/usage", usage)
+        assert (answer.status, answer.body["day"]) == (201, day)
     assert await counted(api.store, Scope(OTHER, "x"), period="DAY#20261117") == (1, 6000)
 
 
@@ -136,8 +136,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 async def test_invalid_usage_is_refused_and_not_counted(api: ControlHarness) -> None:
     for changes, path in WRONG:
-        told = await api.ask("POST", f"{SHOP}/usage", ONE | changes)
-        assert (told.status, [each["path"] for each in told.body["details"]]) == (400, [path]), told.body
+        answer = await api.ask("POST", f"{SHOP}/usage", ONE | changes)
+        assert (answer.status, [each["path"] for each in answer.body["details"]]) == (400, [path]), answer.body
     assert (await api.ask("POST", f"{API}/apps/ghost/usage", ONE)).status == 404
     assert await counted(api.store, Scope(ORG, "shop")) == (0, 0)
     assert MAX_SUBMISSION_AGE_SECONDS == 30 * 86_400
@@ -146,9 +146,9 @@ async def test_invalid_usage_is_refused_and_not_counted(api: ControlHarness) -> 
 async def test_batch_items_count_independently(api: ControlHarness) -> None:
     items: list[Any] = [ONE, ONE, ONE | {"label": "gold"}, ONE | {"input_tokens": 1}, 7]
     items += [ONE | {"request_id": f"b{number}"} for number in range(95)]
-    told = await api.ask("POST", f"{SHOP}/usage/batch", {"items": items}, who=CALLER)
-    assert told.status == 207
-    results = told.body["results"]
+    answer = await api.ask("POST", f"{SHOP}/usage/batch", {"items": items}, who=CALLER)
+    assert answer.status == 207
+    results = answer.body["results"]
     assert [each["index"] for each in results] == list(range(100))
     # The first two and the fourth have one name; whichever came first stands, and the others are measured by it.
     statuses = [each["status"] for each in results]
@@ -170,8 +170,8 @@ async def test_usage_with_lost_answer_counts_once(api: ControlHarness, monkeypat
         raise StoreUnavailable("lost", maybe_applied=True)
 
     monkeypatch.setattr(store, "transact", lost)
-    told = await api.ask("POST", f"{SHOP}/usage", ONE)
-    assert (told.status, told.headers["Retry-After"]) == (503, "5")
+    answer = await api.ask("POST", f"{SHOP}/usage", ONE)
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
     monkeypatch.undo()
     assert (await api.ask("POST", f"{SHOP}/usage", ONE)).body["is_repeat"] is True
     assert await counted(api.store, Scope(ORG, "shop")) == (1, 6000)
@@ -179,8 +179,8 @@ async def test_usage_with_lost_answer_counts_once(api: ControlHarness, monkeypat
 
 async def test_days_without_spend_are_empty(api: ControlHarness) -> None:
     for path in ("/aggregates/2026-11-01", "/aggregates/today", "/apps/ghost/aggregates/today"):
-        told = await api.ask("GET", API + path)
-        assert (told.status, told.body["rows"], told.body["total"]["cost_usd_micros"]) == (200, [], "0")
+        answer = await api.ask("GET", API + path)
+        assert (answer.status, answer.body["rows"], answer.body["total"]["cost_usd_micros"]) == (200, [], "0")
     unknown = await api.ask("GET", f"/api/v1/orgs/{OTHER}/aggregates/today")
     assert (unknown.status, unknown.body["rows"]) == (200, [])
     past = await api.ask("GET", f"{API}/aggregates/2026-11-01")
@@ -190,17 +190,21 @@ async def test_days_without_spend_are_empty(api: ControlHarness) -> None:
 
 
 async def selection(api: ControlHarness, path: str = SHOP, **query: str) -> Any:
-    told = await api.ask("GET", f"{path}/model-selection", params=query)
-    assert told.status == 200, told.body
-    return told.body
+    answer = await api.ask("GET", f"{path}/model-selection", params=query)
+    assert answer.status == 200, answer.body
+    return answer.body
 
 
 async def test_model_selection_reports_budget_state(api: ControlHarness) -> None:
-    told = await selection(api)
-    assert (told["scope"], told["period"]) == ({"org": ORG, "app": "shop"}, "DAY#20261118")
-    assert (told["resets_at"], told["active_label"], told["override"]) == ("2026-11-19T00:00:00Z", "premium", None)
-    assert told["is_stale"] is False
-    premium, economy = told["labels"]
+    selection_report = await selection(api)
+    assert (selection_report["scope"], selection_report["period"]) == ({"org": ORG, "app": "shop"}, "DAY#20261118")
+    assert (selection_report["resets_at"], selection_report["active_label"], selection_report["override"]) == (
+        "2026-11-19T00:00:00Z",
+        "premium",
+        None,
+    )
+    assert selection_report["is_stale"] is False
+    premium, economy = selection_report["labels"]
     assert premium == {
         "label": "premium",
         "served_by": "premium",
@@ -218,10 +222,14 @@ async def test_forced_refresh_sees_spend_of_others(api: ControlHarness) -> None:
     await selection(api)
     million = {"request_id": "big", "input_tokens": 1_000_000, "output_tokens": 600_000}  # 12 dollars
     assert (await api.ask("POST", f"{SHOP}/usage", ONE | million)).status == 201
-    told = await selection(api, force_check="true")
-    premium, economy = told["labels"]
+    selection_report = await selection(api, force_check="true")
+    premium, economy = selection_report["labels"]
     assert (premium["spent_usd_micros"], premium["quota_pct"], premium["mode"]) == ("12000000", 120, "EXCEEDED")
-    assert (premium["served_by"], economy["served_by"], told["active_label"]) == ("economy", "economy", "economy")
+    assert (premium["served_by"], economy["served_by"], selection_report["active_label"]) == (
+        "economy",
+        "economy",
+        "economy",
+    )
     assert (await api.ask("GET", API)).status == 200
 
 
@@ -234,8 +242,8 @@ async def test_model_selection_is_stale_during_store_outage(
         raise StoreUnavailable("away")
 
     monkeypatch.setattr(api.store, "get_many", away)
-    told = await selection(api, force_check="true")
-    assert (told["is_stale"], told["active_label"]) == (True, "premium")
+    selection_report = await selection(api, force_check="true")
+    assert (selection_report["is_stale"], selection_report["active_label"]) == (True, "premium")
     assert (await api.ask("GET", SHOP)).status == 503
 
 
@@ -244,9 +252,9 @@ async def test_override_is_set_reported_and_cleared(api: ControlHarness) -> None
     put = await api.ask("PUT", f"{SHOP}/override", body)
     override = {"label": "economy", "reason": "a quiet day", "who": "admin", "until": "2026-11-18T13:00:00Z"}
     assert (put.status, put.body["override"]) == (200, override | {"version": 1})
-    told = await selection(api, force_check="true")
-    assert (told["override"]["label"], told["active_label"]) == ("economy", "economy")
-    assert told["labels"][0]["served_by"] == "economy"
+    selection_report = await selection(api, force_check="true")
+    assert (selection_report["override"]["label"], selection_report["active_label"]) == ("economy", "economy")
+    assert selection_report["labels"][0]["served_by"] == "economy"
     cleared = await api.ask("DELETE", f"{SHOP}/override")
     assert (cleared.status, cleared.body["is_cleared"]) == (200, True)
     assert (await api.ask("DELETE", f"{SHOP}/override")).body["is_cleared"] is False
@@ -265,8 +273,8 @@ async def test_override_requires_scope_of_quota(api: ControlHarness) -> None:
     await api.put_app("x", OTHER)
     assert (await api.ask("PUT", f"/api/v1/orgs/{OTHER}/apps/x/override", body)).status == 409
     assert (await api.ask("PUT", f"/api/v1/orgs/{OTHER}/override", body)).status == 200
-    told = await selection(api, f"/api/v1/orgs/{OTHER}/apps/x")
-    assert (told["scope"]["app"], told["active_label"]) == (None, "economy")
+    selection_report = await selection(api, f"/api/v1/orgs/{OTHER}/apps/x")
+    assert (selection_report["scope"]["app"], selection_report["active_label"]) == (None, "economy")
     for changes in ({"label": "premum"}, {"reason": " "}, {"until": "2026-11-18T11:00:00Z"}, {"until": "later"}):
         refused = await api.ask("PUT", f"{SHOP}/override", body | changes)
         assert (refused.status, refused.body["details"][0]["path"]) == (400, next(iter(changes))), refused.body
@@ -301,17 +309,17 @@ async def test_inference_profile_becomes_app_label(api: ControlHarness) -> None:
         ({"prices_usd_per_1m": [1]}, 400),
     ]
     for changes, status in wrong:
-        told = await api.ask("POST", f"{SHOP}/inference-profiles", PROFILE | changes)
-        assert told.status == status, (changes, told.body)
+        answer = await api.ask("POST", f"{SHOP}/inference-profiles", PROFILE | changes)
+        assert answer.status == status, (changes, answer.body)
     assert (await api.ask("POST", f"{API}/apps/ghost/inference-profiles", PROFILE)).status == 404
 
 
 async def test_model_selection_query_counts_no_call(api: ControlHarness, caplog: pytest.LogCaptureFixture) -> None:
     await api.put_app("spent", quotas={"premium": 0, "economy": 0})
-    told = await selection(api, f"{API}/apps/spent")
-    assert [each["served_by"] for each in told["labels"]] == [None, None]
+    selection_report = await selection(api, f"{API}/apps/spent")
+    assert [each["served_by"] for each in selection_report["labels"]] == [None, None]
     caller = Caller(ORG, "spent", build_client_id(ORG, "spent"))
-    standing, _ = await api.parts.budgets.read_status(caller, forces_read=False)
-    assert standing._counters.refusals == 0
+    state, _ = await api.parts.budgets.read_status(caller, forces_read=False)
+    assert state._counters.refusals == 0
     assert "decision changed" not in caplog.text
     assert SETTINGS["quotas"]["premium"] == 10_000_000

@@ -137,9 +137,9 @@ def test_configuration_suggestions_and_mistakes_are_bounded(compared: Compared) 
     with pytest.raises(ConfigError) as refused:
         parse_config(f"journal:\n{lines}", "config.yaml", {})
     assert compared.calls <= MAX_GUESSES
-    told = refused.value.problems
-    assert len(told) == config_problems.MAX_REPORTED + 1
-    assert told[-1] == f"and {3001 - config_problems.MAX_REPORTED} more mistakes"
+    problems = refused.value.problems
+    assert len(problems) == config_problems.MAX_REPORTED + 1
+    assert problems[-1] == f"and {3001 - config_problems.MAX_REPORTED} more mistakes"
     compared.calls = 0
     with pytest.raises(ConfigError, match="did you mean"):
         parse_config("jurnal: 1\n", "config.yaml", {})
@@ -148,7 +148,7 @@ def test_configuration_suggestions_and_mistakes_are_bounded(compared: Compared) 
 
 @pytest.mark.parametrize("text", ["", "plain", "Grüße, 東京", "a\nb\x00\x1b[31m", "\u202eevil\ud800"])
 def test_printable_line_keeps_its_content(text: str) -> None:
-    told = escape_line(text)
-    assert told.isprintable()
-    assert told.encode().decode("utf-8") == told
-    assert (told == text) is text.isprintable()
+    escaped = escape_line(text)
+    assert escaped.isprintable()
+    assert escaped.encode().decode("utf-8") == escaped
+    assert (escaped == text) is text.isprintable()

@@ -79,8 +79,8 @@ def labels_in(query: Query) -> set[str]:
 def test_every_dashboard_metric_and_label_exists(scrape: Scrape, query: Query) -> None:
     metrics = metrics_in(query.expression)
     assert metrics
-    told = {f"{metric.name}{part}" for metric in ALL_METRICS for part in _parts(metric.kind)}
-    assert metrics <= told
+    exported = {f"{metric.name}{part}" for metric in ALL_METRICS for part in _parts(metric.kind)}
+    assert metrics <= exported
     assert all(f"# TYPE {_family(name)} " in scrape.text for name in metrics)
     found = {label for each in scrape.all if each.name in metrics for label in each.labels}
     if not any(each.name in metrics for each in scrape.all):

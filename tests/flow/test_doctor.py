@@ -48,22 +48,22 @@ def test_doctor_accepts_development_setup(tmp_path: Path) -> None:
     with sidecar("dev", "--port", "0", "--control-port", "0", folder=tmp_path) as running:
         before = sorted(str(path) for path in tmp_path.rglob("*") if "-shm" not in path.name)
         where = ("--data-dir", "data", *ports_of(running.data, running.control))
-        told = call_in_process("doctor", *where, folder=tmp_path)
-        assert (told.returncode, told.stderr) == (0, ""), told.stdout
-        lines = told.stdout.splitlines()
+        result = call_in_process("doctor", *where, folder=tmp_path)
+        assert (result.returncode, result.stderr) == (0, ""), result.stdout
+        lines = result.stdout.splitlines()
         assert {line.split()[0] for line in lines[:-2]} == {"ok", "-"}
-        assert told.stdout.count("is served by a sidecar that runs") == 2
-        assert "belongs to a sidecar that runs; nothing was written there" in told.stdout
+        assert result.stdout.count("is served by a sidecar that runs") == 2
+        assert "belongs to a sidecar that runs; nothing was written there" in result.stdout
         found = json.loads(call_in_process("doctor", *where, "--json", folder=tmp_path).stdout)
         assert found["status"] == "ok"
         assert {check["status"] for check in found["checks"]} == {"ok", "skipped"}
         assert sorted(str(path) for path in tmp_path.rglob("*") if "-shm" not in path.name) == before
         secrets = [(tmp_path / "data" / name).read_text() for name in ("token-key", "admin-key", "demo-secret")]
-        assert not any(secret in told.stdout + json.dumps(found) for secret in secrets)
+        assert not any(secret in result.stdout + json.dumps(found) for secret in secrets)
         assert running.stop() == 0
-    told = call_in_process("doctor", *where, folder=tmp_path)
-    assert (told.returncode, "data/journal can be written to" in told.stdout) == (0, True), told.stdout
-    assert "nothing waits to be brought to the store" in told.stdout
+    result = call_in_process("doctor", *where, folder=tmp_path)
+    assert (result.returncode, "data/journal can be written to" in result.stdout) == (0, True), result.stdout
+    assert "nothing waits to be brought to the store" in result.stdout
     assert sorted(path.name for path in (tmp_path / "data" / "journal").glob("doctor-*")) == []
 
 
@@ -76,10 +76,10 @@ def test_doctor_reports_trouble_with_remedy_and_no_secret(tmp_path: Path) -> Non
         "AWS_SECRET_ACCESS_KEY": f"{SECRET} {SECRET}",
         "AWS_ENDPOINT_URL_PRICING": "http://127.0.0.1:9",
     }
-    told = call_in_process("doctor", folder=tmp_path, **environment)
-    assert (told.returncode, told.stderr) == (1, "")
-    assert "sesame" not in told.stdout
-    lines = told.stdout.splitlines()
+    result = call_in_process("doctor", folder=tmp_path, **environment)
+    assert (result.returncode, result.stderr) == (1, "")
+    assert "sesame" not in result.stdout
+    lines = result.stdout.splitlines()
     for number, line in enumerate(lines):
         if line.startswith(("trouble ", "warning ")):
             assert lines[number + 1].strip().startswith("to fix it: "), line
@@ -93,15 +93,15 @@ def test_doctor_reports_trouble_with_remedy_and_no_secret(tmp_path: Path) -> Non
 def test_doctor_recognises_sidecar_with_tls(tmp_path: Path) -> None:
     with sidecar("dev", "--tls", "--port", "0", "--control-port", "0", folder=tmp_path) as running:
         where = ("--data-dir", "data", *ports_of(running.data, running.control))
-        told = call_in_process("doctor", *where, folder=tmp_path)
-    assert (told.returncode, told.stdout.count("is served by a sidecar that runs")) == (0, 2), told.stdout
+        result = call_in_process("doctor", *where, folder=tmp_path)
+    assert (result.returncode, result.stdout.count("is served by a sidecar that runs")) == (0, 2), result.stdout
 
 
 @pytest.mark.parametrize("arguments", [(), ("--config", "none.yaml"), ("--data-dir", "none"), ("--nonsense",)])
 def test_doctor_without_configuration_is_refused(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    told = call_in_process("doctor", *arguments, folder=tmp_path)
-    assert (told.returncode, told.stdout) == (2, "")
-    assert told.stderr
+    result = call_in_process("doctor", *arguments, folder=tmp_path)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr
 
 
 def test_doctor_reports_configuration_mistakes_like_check_config(tmp_path: Path) -> None:
@@ -121,9 +121,9 @@ def test_hanging_credential_provider_does_not_block_doctor(tmp_path: Path) -> No
         "PRICE_KEEPER__UPSTREAM__ENDPOINT": "http://127.0.0.1:9",
     }
     began = time.monotonic()
-    told = price_keeper("doctor", "--json", folder=tmp_path, **environment)
+    result = price_keeper("doctor", "--json", folder=tmp_path, **environment)
     assert time.monotonic() - began < 25
-    found = {each["name"]: each for each in json.loads(told.stdout)["checks"]}
+    found = {each["name"]: each for each in json.loads(result.stdout)["checks"]}
     assert found["AWS credentials"]["found"] == "no answer in 5 seconds"
     assert "credential_process" in found["AWS credentials"]["mend"]
     assert found["journal"]["status"] == "ok"
@@ -146,10 +146,10 @@ async def test_hanging_or_failing_check_hides_no_other(tmp_path: Path, monkeypat
     monkeypatch.setattr(carrying, "CHECK_DEADLINE_SECONDS", 0.05)
     patient = DoctorContext(write_config(tmp_path), {}, SystemClock())
     checks = [DoctorCheck("a", hangs, "wait"), DoctorCheck("b", in_thread(fails), "mend"), DoctorCheck("c", good)]
-    told = [finding for _, finding in await run_doctor_checks(checks, patient)]
-    assert told[0] == Finding(FindingStatus.TROUBLE, "no answer in 0.05 seconds", "wait")
-    assert told[1] == Finding(FindingStatus.TROUBLE, "could not be looked at: ValueError", "mend")
-    assert told[2].status is FindingStatus.OK
+    findings = [finding for _, finding in await run_doctor_checks(checks, patient)]
+    assert findings[0] == Finding(FindingStatus.TROUBLE, "no answer in 0.05 seconds", "wait")
+    assert findings[1] == Finding(FindingStatus.TROUBLE, "could not be looked at: ValueError", "mend")
+    assert findings[2].status is FindingStatus.OK
 
 
 # Keys.

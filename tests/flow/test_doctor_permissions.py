@@ -86,8 +86,8 @@ async def running(
     monkeypatch.setattr(app, "open_sqlite", watched)
     begun: asyncio.Future[app.StartedServer] = asyncio.get_running_loop().create_future()
 
-    async def tell(told: app.StartedServer) -> None:
-        begun.set_result(told)
+    async def tell(started: app.StartedServer) -> None:
+        begun.set_result(started)
 
     process = asyncio.ensure_future(app.run(config, ENVIRON, tell, role=role))
     try:

@@ -141,8 +141,8 @@ async def test_control_service_with_matching_keys_is_accepted(tmp_path: Path) ->
     keys = made(tmp_path, "k1")
     own = public(keys, "k1")
     async with control(halves(*own)) as url:
-        status, told, _ = await looked(verifying(tmp_path, url, *own))
-    assert (status, told.endswith("its tokens verify here: k1")) == (FindingStatus.OK, True)
+        status, message, _ = await looked(verifying(tmp_path, url, *own))
+    assert (status, message.endswith("its tokens verify here: k1")) == (FindingStatus.OK, True)
 
 
 async def test_keys_that_differ_on_both_sides_are_reported(tmp_path: Path) -> None:
@@ -150,26 +150,26 @@ async def test_keys_that_differ_on_both_sides_are_reported(tmp_path: Path) -> No
     made(tmp_path, "k2")
     first, second, anothers = *public(keys, "k1", "k2"), *public(other, "k1")
     async with control(halves(first)) as url:
-        status, told, mend = await looked(verifying(tmp_path, url, second))
-        assert (status, "signs with k1, which does not verify here" in told) == (FindingStatus.TROUBLE, True)
+        status, message, mend = await looked(verifying(tmp_path, url, second))
+        assert (status, "signs with k1, which does not verify here" in message) == (FindingStatus.TROUBLE, True)
         assert "auth.keys" in mend
-        status, told, mend = await looked(verifying(tmp_path, url, anothers))
-        assert (status, "another key by the name of k1" in told) == (FindingStatus.TROUBLE, True)
-        status, told, mend = await looked(verifying(tmp_path, url, first, second))
-        assert (status, "no key by the name of k2" in told) == (FindingStatus.WARNING, True)
+        status, message, mend = await looked(verifying(tmp_path, url, anothers))
+        assert (status, "another key by the name of k1" in message) == (FindingStatus.TROUBLE, True)
+        status, message, mend = await looked(verifying(tmp_path, url, first, second))
+        assert (status, "no key by the name of k2" in message) == (FindingStatus.WARNING, True)
     async with control(halves(first, second)) as url:
-        status, told, mend = await looked(verifying(tmp_path, url, first))
-        assert (status, "also has k2" in told) == (FindingStatus.WARNING, True)
-        status, told, mend = await looked(verifying(tmp_path, url, second))
-        assert (status, "signs with k1" in told) == (FindingStatus.TROUBLE, True)
+        status, message, mend = await looked(verifying(tmp_path, url, first))
+        assert (status, "also has k2" in message) == (FindingStatus.WARNING, True)
+        status, message, mend = await looked(verifying(tmp_path, url, second))
+        assert (status, "signs with k1" in message) == (FindingStatus.TROUBLE, True)
 
 
 async def test_shared_secrets_cannot_be_compared(tmp_path: Path) -> None:
     keys = made(tmp_path, "k1")
     shared, pair = KeyConfig("k1", "HS256", secret_env="S"), public(keys, "k1")
     async with control({"keys": []}) as url:
-        status, told, _ = await looked(verifying(tmp_path, url, shared), {"S": SECRET})
-        assert (status, "not compared" in told) == (FindingStatus.OK, True)
+        status, message, _ = await looked(verifying(tmp_path, url, shared), {"S": SECRET})
+        assert (status, "not compared" in message) == (FindingStatus.OK, True)
         assert (await looked(verifying(tmp_path, url, *pair)))[0] is FindingStatus.TROUBLE
     async with control(halves(*pair)) as url:
         assert (await looked(verifying(tmp_path, url, shared), {"S": SECRET}))[0] is FindingStatus.TROUBLE
@@ -179,7 +179,7 @@ async def test_shared_secrets_cannot_be_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "status", "health", "told"),
+    ("keys", "status", "health", "expected"),
     [
         ({"keys": []}, 404, None, "has no control API"),  # a sidecar's own control port, for instance
         ("no keys", 200, None, "has no control API"),
@@ -189,12 +189,14 @@ async def test_shared_secrets_cannot_be_compared(tmp_path: Path) -> None:
     ],
 )
 async def test_other_server_in_place_of_control_service_is_reported(
-    tmp_path: Path, keys: Any, status: int, health: Any, told: str
+    tmp_path: Path, keys: Any, status: int, health: Any, expected: str
 ) -> None:
     own = public(made(tmp_path, "k1"), "k1")
     async with control(keys, status, health) as url:
         found = await looked(verifying(tmp_path, url, *own))
-    assert (found[0], told in found[1], "auth.control_url" in found[2]) == (FindingStatus.TROUBLE, True, True), found
+    assert (found[0], expected in found[1], "auth.control_url" in found[2]) == (FindingStatus.TROUBLE, True, True), (
+        found
+    )
 
 
 async def test_starting_or_unreachable_control_service_is_reported(tmp_path: Path) -> None:
@@ -202,10 +204,10 @@ async def test_starting_or_unreachable_control_service_is_reported(tmp_path: Pat
     async with control({}, 503) as url:
         assert (await looked(verifying(tmp_path, url, *own)))[0] is FindingStatus.WARNING
     for url, words in ((f"http://127.0.0.1:{free_port()}", "refused"), ("https://nobody.invalid", "not resolve")):
-        status, told, mend = await looked(verifying(tmp_path, url, *own))
-        assert (status, words in told, "auth.control_url" in mend) == (FindingStatus.TROUBLE, True, True), told
-    status, told, mend = await looked(verifying(tmp_path, None, *own))
-    assert (status, "403" in told, "auth.control_url" in mend) == (FindingStatus.WARNING, True, True)
+        status, message, mend = await looked(verifying(tmp_path, url, *own))
+        assert (status, words in message, "auth.control_url" in mend) == (FindingStatus.TROUBLE, True, True), message
+    status, message, mend = await looked(verifying(tmp_path, None, *own))
+    assert (status, "403" in message, "auth.control_url" in mend) == (FindingStatus.WARNING, True, True)
     bound = {"mode": "identity", "identity": IdentityConfig("6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b", "shop")}
     assert (await looked(verifying(tmp_path, None, *own, **bound)))[0] is FindingStatus.SKIPPED
 
@@ -248,20 +250,20 @@ def test_doctor_command_checks_running_control_service(tmp_path: Path) -> None:
         return folder
 
     own = placed("control", f"private_key_file: {keys / 'k1.pem'}")
-    told = call_in_process("doctor", "--role", "control", folder=own, PRICE_KEEPER_API_KEY=ADMIN_KEY, **quiet)
-    assert (told.returncode, "data port" in told.stdout) == (0, False), told.stdout
+    result = call_in_process("doctor", "--role", "control", folder=own, PRICE_KEEPER_API_KEY=ADMIN_KEY, **quiet)
+    assert (result.returncode, "data port" in result.stdout) == (0, False), result.stdout
     with sidecar("serve", "--role", "control", folder=own, PRICE_KEEPER_API_KEY=ADMIN_KEY, **quiet) as running:
         url = f"  control_url: {running.control}\n"
         folder = placed("sidecar", f"public_key_file: {keys / 'k1.pub.pem'}", url)
-        told = call_in_process("doctor", "--role", "sidecar", "--json", folder=folder, **quiet)
-        found = {each["name"]: each for each in json.loads(told.stdout)["checks"]}
-        assert (told.returncode, found["control service"]["status"]) == (0, "ok"), told.stdout
+        result = call_in_process("doctor", "--role", "sidecar", "--json", folder=folder, **quiet)
+        found = {each["name"]: each for each in json.loads(result.stdout)["checks"]}
+        assert (result.returncode, found["control service"]["status"]) == (0, "ok"), result.stdout
         with sidecar("serve", "--role", "sidecar", folder=folder, **quiet) as other:
             mistaken = placed(
                 "mistaken", f"public_key_file: {keys / 'k1.pub.pem'}", f"  control_url: {other.control}\n"
             )
-            told = call_in_process("doctor", "--role", "sidecar", folder=mistaken, **quiet)
-            assert (told.returncode, "has no control API" in told.stdout) == (1, True), told.stdout
+            result = call_in_process("doctor", "--role", "sidecar", folder=mistaken, **quiet)
+            assert (result.returncode, "has no control API" in result.stdout) == (1, True), result.stdout
     refused = call_in_process("doctor", "--role", "sidecar", "--data-dir", ".", folder=tmp_path)
     assert (refused.returncode, "--role" in refused.stderr) == (2, True)
     assert call_in_process("doctor", "--role", "none", folder=tmp_path).returncode == 2

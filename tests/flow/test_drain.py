@@ -101,15 +101,15 @@ async def test_new_connection_during_drain_is_refused() -> None:
 async def test_drain_finishes_http1_response_and_takes_no_other() -> None:
     handler = Gated()
     async with open_port(handler) as rig:
-        told, ahead = [await rig.connect() for _ in range(2)]
-        await told.send(ask())
+        first, ahead = [await rig.connect() for _ in range(2)]
+        await first.send(ask())
         await ahead.send(ask() + ask())
         await eventually(lambda: handler.begun == 2)
         draining = Draining(rig)
-        await told.send(ask())
+        await first.send(ask())
         await wait_quietly()
         handler.gate.set()
-        for wire in (told, ahead):
+        for wire in (first, ahead):
             assert (await wire.answer()).body == b"begun ended"
             assert await wire.read_ending() in ("closed", "reset")
         assert handler.begun == 2

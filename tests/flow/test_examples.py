@@ -217,18 +217,18 @@ def test_json_output_is_one_documented_document(place: Place, command: str) -> N
     shutil.rmtree(place.folder / "keys", ignore_errors=True)
     done = place.call(*command.split(), *ASKED[command], "--json")
     assert done.returncode in ((0, 1) if command == "doctor" else (0,)), done.stderr
-    told = json.loads(done.stdout)
-    missing = set(re.findall(r"`([^`]+)`", DOCUMENTED[command])) - AT_TIMES - set(_words(told))
+    document = json.loads(done.stdout)
+    missing = set(re.findall(r"`([^`]+)`", DOCUMENTED[command])) - AT_TIMES - set(_words(document))
     assert missing == set()
 
 
-def _words(told: Any) -> Iterator[str]:
-    if isinstance(told, dict):
-        for name, value in told.items():
+def _words(given: Any) -> Iterator[str]:
+    if isinstance(given, dict):
+        for name, value in given.items():
             yield name
             yield from _words(value)
-    elif isinstance(told, list):
-        for each in told:
+    elif isinstance(given, list):
+        for each in given:
             yield from _words(each)
 
 
@@ -247,14 +247,14 @@ def test_serving_command_with_json_states_addresses(tmp_path: Path, command: str
     ) as process:
         assert process.stdout is not None
         try:
-            told = json.loads(process.stdout.readline())
+            document = json.loads(process.stdout.readline())
         finally:
             process.terminate()
         rest = process.communicate(timeout=SECONDS)[0]
     assert (process.returncode, rest) == (0, "")
     words = re.findall(r"`([^`]+)`", DOCUMENTED[command])
-    assert set(words) - AT_TIMES <= set(told)
-    assert told["data"].startswith("http://127.0.0.1:")
+    assert set(words) - AT_TIMES <= set(document)
+    assert document["data"].startswith("http://127.0.0.1:")
     if command == "dev":
-        assert told["environment"]["AWS_ENDPOINT_URL_BEDROCK_RUNTIME"] == told["data"]
-        assert Path(told["admin_key_file"]).read_text().strip() not in json.dumps(told)
+        assert document["environment"]["AWS_ENDPOINT_URL_BEDROCK_RUNTIME"] == document["data"]
+        assert Path(document["admin_key_file"]).read_text().strip() not in json.dumps(document)

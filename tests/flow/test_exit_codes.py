@@ -69,8 +69,8 @@ def interrupted(folder: Path, url: str, *more: str) -> tuple[int, str]:
         host, port = url.removeprefix("http://").split(":")
         _wait_until_connected(host, int(port), process)
         process.send_signal(signal.SIGINT)
-        told = process.communicate(timeout=SECONDS)[1]
-        return process.returncode, told
+        output = process.communicate(timeout=SECONDS)[1]
+        return process.returncode, output
 
 
 def _wait_until_connected(host: str, port: int, process: subprocess.Popen[str]) -> None:
@@ -95,8 +95,8 @@ def test_exit_codes_match_documentation(tmp_path: Path, nobody: str) -> None:
 
 def test_interrupt_is_reported_only_as_json(tmp_path: Path, nobody: str) -> None:
     assert interrupted(tmp_path, nobody) == (130, "")
-    code, told = interrupted(tmp_path, nobody, "--json")
-    assert (code, json.loads(told)["error"]) == (130, "interrupted")
+    code, output = interrupted(tmp_path, nobody, "--json")
+    assert (code, json.loads(output)["error"]) == (130, "interrupted")
 
 
 def test_interrupt_as_asyncio_begins_to_handle_it_exits_130(tmp_path: Path) -> None:
@@ -199,13 +199,13 @@ FAILURES = {
 def test_failure_says_what_to_do_next(tmp_path: Path, running: Sidecar, name: str) -> None:
     code, wrong, next_step = FAILURES[name]
     done = _failure(name, tmp_path, running)
-    told: dict[str, Any] = json.loads(done.stderr.splitlines()[-1])
+    document: dict[str, Any] = json.loads(done.stderr.splitlines()[-1])
     assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (code, "", False), done.stderr
-    assert wrong in told["message"]
-    assert next_step in told["message"].partition(wrong)[2] or next_step in told["message"]
-    assert told["exit_code"] == code
-    assert told["error"] == {1: "not_done", 2: "mistake"}[code]
-    assert told.get("status") == ({"401": 401, "404": 404}.get(wrong[-3:]))
+    assert wrong in document["message"]
+    assert next_step in document["message"].partition(wrong)[2] or next_step in document["message"]
+    assert document["exit_code"] == code
+    assert document["error"] == {1: "not_done", 2: "mistake"}[code]
+    assert document.get("status") == ({"401": 401, "404": 404}.get(wrong[-3:]))
 
 
 def test_check_config_result_is_coloured_on_terminal(tmp_path: Path) -> None:
@@ -225,6 +225,6 @@ def test_check_config_result_is_coloured_on_terminal(tmp_path: Path) -> None:
 def test_configuration_mistakes_are_separate_in_json(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("listen:\n  dta: 127.0.0.1:1\nstore: {engine: oracle}\nlabels: {}\n")
     plain = call_in_process("check-config", folder=tmp_path)
-    told = json.loads(call_in_process("check-config", "--json", folder=tmp_path).stderr)
-    assert told["details"] == plain.stderr.splitlines()
-    assert (told["error"], len(told["details"])) == ("mistake", 3)
+    document = json.loads(call_in_process("check-config", "--json", folder=tmp_path).stderr)
+    assert document["details"] == plain.stderr.splitlines()
+    assert (document["error"], len(document["details"])) == ("mistake", 3)

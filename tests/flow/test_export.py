@@ -80,9 +80,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def export(place: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    told = call_in_process("export", *arguments, folder=place)
-    assert (told.returncode, "Traceback" in told.stderr) == (code, False), told.stderr
-    return told
+    result = call_in_process("export", *arguments, folder=place)
+    assert (result.returncode, "Traceback" in result.stderr) == (code, False), result.stderr
+    return result
 
 
 def rows_of(file: Path) -> list[dict[str, str]]:
@@ -95,7 +95,7 @@ def left_over(place: Path) -> list[str]:
 
 @pytest.mark.parametrize("form", ["csv", "focus"])
 def test_export_rows_equal_report_rows(place: Path, tmp_path: Path, form: str) -> None:
-    told = export(place, WHOLE, "--format", form, "--out", str(tmp_path / "x.csv"))
+    result = export(place, WHOLE, "--format", form, "--out", str(tmp_path / "x.csv"))
     rows = rows_of(tmp_path / "x.csv")
     reported = call_in_process("spend", WHOLE, f"--{form}", folder=place).stdout
     expected = list(csv.DictReader(StringIO(reported)))
@@ -108,21 +108,21 @@ def test_export_rows_equal_report_rows(place: Path, tmp_path: Path, form: str) -
     assert days == sorted(days)
     if form == "focus":
         assert faults((tmp_path / "x.csv").read_text()) == []
-    assert told.stdout.splitlines()[0].startswith(f"{tmp_path}/x.csv: {len(rows):,} rows, $")
-    assert NOTE in told.stdout
-    assert told.stderr == ""
+    assert result.stdout.splitlines()[0].startswith(f"{tmp_path}/x.csv: {len(rows):,} rows, $")
+    assert NOTE in result.stdout
+    assert result.stderr == ""
 
 
 def test_json_export_equals_spend_document(place: Path, tmp_path: Path) -> None:
     arguments = (WHOLE, "--org", "acme, ltd", "--label", "label-0")
-    told = json.loads(export(place, *arguments, "--format", "json", "--out", str(tmp_path / "x"), "--json").stdout)
+    document = json.loads(export(place, *arguments, "--format", "json", "--out", str(tmp_path / "x"), "--json").stdout)
     found = json.loads((tmp_path / "x").read_text())
     expected = json.loads(call_in_process("spend", *arguments, "--json", folder=place).stdout)
     for each in (found, expected):
         each["rows"].sort(key=lambda row: row["day"])
         del each["as_of"]
     assert found == expected
-    assert (told["rows"], told["total"], told["is_final"]) == (DAYS, expected["total"], True)
+    assert (document["rows"], document["total"], document["is_final"]) == (DAYS, expected["total"], True)
     assert len((tmp_path / "x").read_text().splitlines()) == DAYS + 2  # each row is a line
 
 
@@ -199,8 +199,8 @@ def test_failed_export_leaves_nothing(place: Path, tmp_path: Path, monkeypatch: 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("price_keeper.cli.atomic_file.os.fsync", full)
-    told = export(place, str(FIRST), "--out", str(tmp_path / "x.csv"), code=1)
-    assert f"cannot write {tmp_path}/x.csv: No space left on device" in told.stderr
+    result = export(place, str(FIRST), "--out", str(tmp_path / "x.csv"), code=1)
+    assert f"cannot write {tmp_path}/x.csv: No space left on device" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 

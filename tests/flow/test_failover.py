@@ -34,7 +34,7 @@ async def asked(rig: PortHarness, protocol: str = "h1") -> WireResponse:
     return await wire.answer()
 
 
-def told(rig: PortHarness) -> list[str]:
+def log_lines(rig: PortHarness) -> list[str]:
     """What the log says, which is then forgotten."""
     lines = list(rig.log.lines)
     rig.log.lines.clear()
@@ -52,7 +52,7 @@ async def test_throttled_and_unreachable_endpoints_report_throttling(protocol: s
             assert (heard[b"retry-after"], heard[b"x-amz-retry-after"]) == (b"1", b"1000")
             assert b"x-should-retry" not in heard
             assert len(first.calls) == 1
-            assert len(told(rig)) == 1
+            assert len(log_lines(rig)) == 1
 
 
 @pytest.mark.parametrize("protocol", ["h1", "h2"])
@@ -64,12 +64,12 @@ async def test_endpoint_addresses_stay_in_log(protocol: str) -> None:
         heard = await asked(rig, protocol)
         assert read_error_message(heard, 503, "ServiceUnavailableException") == "Bedrock cannot be reached"
         assert heard[b"retry-after"] == b"1"
-        assert f"{gone.host}:{gone.port} gets no calls" in told(rig)[0]
+        assert f"{gone.host}:{gone.port} gets no calls" in log_lines(rig)[0]
         await asked(rig, protocol)
-        assert told(rig) == []  # once in a while is enough
+        assert log_lines(rig) == []  # once in a while is enough
         await rig.pass_time(module.LOG_INTERVAL_SECONDS)
         await asked(rig, protocol)
-        assert len(told(rig)) == 1
+        assert len(log_lines(rig)) == 1
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".example"])
@@ -79,7 +79,7 @@ async def test_unresolvable_endpoint_fails_over(host: str) -> None:
         through = ForwardingHandler(UpstreamEndpoint(host, 80, False), server.endpoint)
         async with open_forwarding_port(through) as rig:
             assert (await asked(rig)).body == b"all is well"
-            assert len(told(rig)) == 1
+            assert len(log_lines(rig)) == 1
 
 
 @pytest.mark.parametrize("joins", [True, False])

@@ -232,8 +232,8 @@ async def test_unreachable_endpoint_keeps_sidecar_ready_for_other_labels(tmp_pat
         tmp_path, labels={**labels, "premium": replace(labels["premium"], endpoints=(place,))}
     ) as port:
         assert (await asked(port, CONVERSE, BODY)).status == 503
-        told = await port.forwarder.health.check()
-        assert told == "1 of 2 endpoints of Bedrock cannot be reached; the log says why"
+        trouble = await port.forwarder.health.check()
+        assert trouble == "1 of 2 endpoints of Bedrock cannot be reached; the log says why"
 
 
 # Bodies that name a model.

@@ -117,11 +117,11 @@ async def test_missing_output_limit_is_inserted(tmp_path: Path) -> None:
     labels = dict(Config.development().labels)
     labels["premium"] = replace(labels["premium"], max_output_tokens=33)
     async with hard(tmp_path, {"premium": 1.0, "standard": 1.0}, labels=labels) as port:
-        told = {"messages": TURN["messages"]}
-        answer = await ask(port, body=told)
+        body = {"messages": TURN["messages"]}
+        answer = await ask(port, body=body)
         assert answer.status == 200
         assert answer.body["usage"]["outputTokens"] <= 33
-        refused = await ask(port, "standard", body=told)
+        refused = await ask(port, "standard", body=body)
         assert refused.status == 400
         assert "max_output_tokens" in refused.message
 

@@ -100,10 +100,10 @@ async def ask(port: DataPort, path: str = "converse", body: Any = TURN, **header
     try:
         async with (
             aiohttp.ClientSession() as session,
-            session.post(url, headers=headers, data=json.dumps(body)) as told,
+            session.post(url, headers=headers, data=json.dumps(body)) as response,
         ):
-            await told.read()
-            return told.status
+            await response.read()
+            return response.status
     except aiohttp.ClientError:
         return 0
 

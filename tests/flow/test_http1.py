@@ -264,31 +264,31 @@ async def test_refusals_and_errors_have_aws_form() -> None:
         await echo(request, responder)
         raise RuntimeError("a secret")
 
-    told: set[bytes] = set()
+    request_ids: set[bytes] = set()
     async with open_port(refuses) as rig:
         wire = await rig.connect()
         for _ in range(2):
             await wire.send(ask())
             heard = await wire.answer()
             assert read_error_message(heard, 404, "UnknownOperationException") == "there is no such thing"
-            assert heard[b"x-price-keeper-request-id"] not in told
-            told.add(heard[b"x-price-keeper-request-id"])
+            assert heard[b"x-price-keeper-request-id"] not in request_ids
+            request_ids.add(heard[b"x-price-keeper-request-id"])
     for handler in (fails, fails_late, fails_after):
         async with open_port(handler) as rig:
             wire = await rig.connect()
             await wire.send(ask(b"one") + ask(b"two"))
-            told = b""
+            request_ids = b""
             if handler is fails:
                 heard = await wire.answer()
                 assert "secret" not in read_error_message(heard, 500, "InternalServerException")
-                told = heard[b"x-price-keeper-request-id"]
+                request_ids = heard[b"x-price-keeper-request-id"]
             elif handler is fails_late:
                 with pytest.raises(ConnectionCut, match="reset"):
                     await wire.answer()
             else:
                 assert [(await wire.answer()).body for _ in range(2)] == [b"one", b"two"]
             await eventually(lambda: rig.log.lines)
-            assert f"request {told.decode()}" in rig.log.lines[0]  # so that who has the answer finds its cause
+            assert f"request {request_ids.decode()}" in rig.log.lines[0]  # so that who has the answer finds its cause
             assert all("failed: RuntimeError" in line for line in rig.log.lines)
             rig.log.lines.clear()
 

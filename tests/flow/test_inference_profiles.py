@@ -63,13 +63,13 @@ async def test_profile_is_served_by_name_and_arn(own: ProfileHarness) -> None:
     await own.make_profile()
     cost = 0
     for number, asked in enumerate(["fast", ARN]):
-        told = await own.ask(asked, **TURN)
+        answer = await own.ask(asked, **TURN)
         entry = own.port.bedrock.ledger[-1]
         assert entry.target == f"/model/{ENCODED}/converse"
         assert f"/{REGION}/bedrock/aws4_request" in str(entry.header("authorization"))
-        assert told["x-price-keeper-requested"] == asked
-        assert (told["x-price-keeper-label"], told["x-price-keeper-model"]) == ("fast", ARN)
-        assert (told["x-price-keeper-mode"], told["x-price-keeper-price-source"]) == ("NORMAL", "config")
+        assert answer["x-price-keeper-requested"] == asked
+        assert (answer["x-price-keeper-label"], answer["x-price-keeper-model"]) == ("fast", ARN)
+        assert (answer["x-price-keeper-mode"], answer["x-price-keeper-price-source"]) == ("NORMAL", "config")
         cost += last_cost(own)
         counts = spent(own)[WEB, "fast"]
         assert (list(spent(own)), counts.requests, counts.pico) == ([(WEB, "fast")], number + 1, cost)
@@ -79,8 +79,8 @@ async def test_profile_is_served_by_name_and_arn(own: ProfileHarness) -> None:
 async def test_profile_responses_are_read_in_its_format(own: ProfileHarness, operation: str) -> None:
     await own.make_profile(format="anthropic", prices_usd_per_1m=CLAUDE_PRICES)
     body: dict[str, Any] = TURN if operation == "converse_stream" else {"body": json.dumps(CLAUDE_BODY)}
-    told = await own.ask("fast", operation, **body)
-    assert told["x-price-keeper-label"] == "fast"
+    answer = await own.ask("fast", operation, **body)
+    assert answer["x-price-keeper-label"] == "fast"
     counts = spent(own)[WEB, "fast"]
     assert (counts.pico, counts.estimated_requests) == (last_cost(own), 0)
 
@@ -101,8 +101,8 @@ async def test_profile_is_named_in_bodies(own: ProfileHarness) -> None:
 
 async def test_token_counting_of_profile_is_free(own: ProfileHarness) -> None:
     await own.make_profile()
-    told = await own.ask("fast", "count_tokens", input={"converse": TURN})
-    assert told["x-price-keeper-label"] == "fast"
+    answer = await own.ask("fast", "count_tokens", input={"converse": TURN})
+    assert answer["x-price-keeper-label"] == "fast"
     assert own.port.bedrock.ledger[-1].target == f"/model/{ENCODED}/count-tokens"
     assert spent(own) == {}
 
@@ -126,8 +126,8 @@ async def test_configured_label_wins_over_profile(own: ProfileHarness) -> None:
         key = schema.inference_profile_key(ORG, APP, label)
         await own.store._store.put(Put(key, profile(label, inference_profile_arn=arn)))
     await own.store._store.update(Update(schema.app_config_key(ORG, APP), add={"profiles_made": 2}))
-    told = await own.ask("premium", **TURN)
-    assert told["x-price-keeper-model"] == CLAUDE
+    answer = await own.ask("premium", **TURN)
+    assert answer["x-price-keeper-model"] == CLAUDE
     with pytest.raises(ClientError, match="there is no label for"):
         await own.ask(ARN, **TURN)
     assert (await own.ask("mine", **TURN))["x-price-keeper-model"] == OTHER_ARN
@@ -167,8 +167,8 @@ async def test_new_profile_applies_within_a_minute(own: ProfileHarness) -> None:
     assert spent(own)[WEB, "fast"].pico - before == last_cost(own)
     own.clock.ahead += 60
     before = spent(own)[WEB, "fast"].pico
-    told = await own.ask(**TURN)
-    assert told["x-price-keeper-model"] == OTHER_ARN
+    answer = await own.ask(**TURN)
+    assert answer["x-price-keeper-model"] == OTHER_ARN
     assert spent(own)[WEB, "fast"].pico - before == last_cost(own, 5, 11)
 
 
@@ -278,8 +278,8 @@ async def test_fallback_works_from_and_to_profile(own: ProfileHarness) -> None:
     labels = [(await own.ask("premium", **TURN))["x-price-keeper-label"] for _ in range(4)]
     assert list(dict.fromkeys(labels)) == ["fast", "economy"]
     assert set(spent(own)) == {(WEB, "fast"), (WEB, "economy")}
-    told = await own.ask("fast", **TURN)
-    assert (told["x-price-keeper-requested"], told["x-price-keeper-label"]) == ("fast", "economy")
+    answer = await own.ask("fast", **TURN)
+    assert (answer["x-price-keeper-requested"], answer["x-price-keeper-label"]) == ("fast", "economy")
     assert spent(own)[WEB, "economy"].pico > 0
 
 
@@ -288,8 +288,8 @@ async def test_model_specific_body_goes_only_to_its_format(own: ProfileHarness) 
     for app, format in ((APP, "anthropic"), ("other", "nova")):
         await own.make_profile(app=app, format=format, prices_usd_per_1m=CLAUDE_PRICES)
         await own.put_app(app, **budget(premium=0, fast=100))
-    told = await own.ask("premium", "invoke_model", body=json.dumps(CLAUDE_BODY))
-    assert told["x-price-keeper-label"] == "fast"
+    answer = await own.ask("premium", "invoke_model", body=json.dumps(CLAUDE_BODY))
+    assert answer["x-price-keeper-label"] == "fast"
     with pytest.raises(ClientError, match=r"no label with a body in the format anthropic .* fast \(nova\)"):
         await own.ask("premium", "invoke_model", app="other", body=json.dumps(CLAUDE_BODY))
     await own.ask("fast", "invoke_model", app="other", body=NOVA_BODY)
@@ -324,16 +324,16 @@ async def test_shared_budget_with_profiles(own: ProfileHarness, has_chain: bool)
             with pytest.raises(ClientError, match=r"fast is not among the labels that .* has a quota for: premium"):
                 await own.ask("fast", "invoke_model", app=app, body=body)
         else:
-            told = await own.ask("fast", "invoke_model", app=app, body=body)
-            assert told["x-price-keeper-label"] == "fast"
+            answer = await own.ask("fast", "invoke_model", app=app, body=body)
+            assert answer["x-price-keeper-label"] == "fast"
             assert own.port.bedrock.ledger[-1].model == (ARN if app == APP else OTHER_ARN)
             prices = (2, 7) if app == APP else (100, 100)
             assert spent(own)[Scope(ORG, app).key, "fast"].pico == last_cost(own, *prices)
     if not has_chain:
         whole, apart = spent(own)[f"ORG#{ORG}", "fast"], [spent(own)[Scope(ORG, app).key, "fast"] for app in bodies]
         assert whole == apart[0].plus(apart[1])
-    status, told = await own.ask_as_admin("PUT", f"/apps/{APP}", {"app_name": "web", **budget(fast=1)})
-    assert (status, "all apps share one budget" in told["details"][0]["message"]) == (400, True)
+    status, answer = await own.ask_as_admin("PUT", f"/apps/{APP}", {"app_name": "web", **budget(fast=1)})
+    assert (status, "all apps share one budget" in answer["details"][0]["message"]) == (400, True)
 
 
 async def test_shared_chain_naming_profile_never_leads_to_it(own: ProfileHarness) -> None:
@@ -355,8 +355,8 @@ async def test_format_read_by_call_applies_to_whole_app(own: ProfileHarness) -> 
         await own.ask("premium", "invoke_model", body=json.dumps(CLAUDE_BODY))
     await own.make_profile(format="anthropic", prices_usd_per_1m=CLAUDE_PRICES)
     await own.ask(**TURN)
-    told = await own.ask("premium", "invoke_model", body=json.dumps(CLAUDE_BODY))
-    assert told["x-price-keeper-label"] == "fast"
+    answer = await own.ask("premium", "invoke_model", body=json.dumps(CLAUDE_BODY))
+    assert answer["x-price-keeper-label"] == "fast"
 
 
 async def test_store_outage_on_next_day_keeps_profiles(own: ProfileHarness) -> None:
@@ -387,15 +387,15 @@ async def test_fallback_price_is_at_most_a_minute_old(own: ProfileHarness) -> No
 
 async def test_submitted_usage_is_priced_by_profile(own: ProfileHarness) -> None:
     usage = {"request_id": "one", "label": "fast", "input_tokens": 1000, "output_tokens": 100}
-    status, told = await own.ask_as_admin("POST", f"/apps/{APP}/usage", usage)
-    assert (status, told["details"][0]["path"]) == (400, "label")
+    status, answer = await own.ask_as_admin("POST", f"/apps/{APP}/usage", usage)
+    assert (status, answer["details"][0]["path"]) == (400, "label")
     await own.make_profile()
-    status, told = await own.ask_as_admin("POST", f"/apps/{APP}/usage", usage)
-    assert (status, told["label"], told["cost_usd_micros"]) == (201, "fast", "2700")
+    status, answer = await own.ask_as_admin("POST", f"/apps/{APP}/usage", usage)
+    assert (status, answer["label"], answer["cost_usd_micros"]) == (201, "fast", "2700")
     items = [usage | {"request_id": "two"}, usage | {"request_id": "three", "label": "slow"}]
-    _, told = await own.ask_as_admin("POST", f"/apps/{APP}/usage/batch", {"items": items})
-    assert [each["status"] for each in told["results"]] == [201, 400]
-    assert told["results"][1]["problem"]["details"][0]["message"].endswith("premium, standard, economy, fast")
+    _, answer = await own.ask_as_admin("POST", f"/apps/{APP}/usage/batch", {"items": items})
+    assert [each["status"] for each in answer["results"]] == [201, 400]
+    assert answer["results"][1]["problem"]["details"][0]["message"].endswith("premium, standard, economy, fast")
     status, _ = await own.ask_as_admin("POST", "/apps/other/usage", usage)
     assert status == 400
 
@@ -415,31 +415,31 @@ async def test_submitted_usage_without_known_price_is_to_be_retried(own: Profile
     own.clock.ahead += 3
     own.port.budget_registry.app_labels.cached(Caller(ORG, APP, "client"))
     await eventually(lambda: own.port.budget_registry.app_labels.last_read(Scope(ORG, APP)) is not None)
-    status, told = await own.ask_as_admin("POST", f"/apps/{APP}/usage", usage)
-    assert (status, told["cost_usd_micros"]) == (201, "2700")
+    status, answer = await own.ask_as_admin("POST", f"/apps/{APP}/usage", usage)
+    assert (status, answer["cost_usd_micros"]) == (201, "2700")
 
 
 async def test_model_selection_names_and_resolves_profile(own: ProfileHarness) -> None:
     await own.make_profile()
     for app, names in ((APP, {"fast": "fast"}), ("other", {})):
-        _, told = await own.ask_as_admin("GET", f"/apps/{app}/model-selection?force_check=true")
-        served = {each["label"]: each["served_by"] for each in told["labels"]}
+        _, answer = await own.ask_as_admin("GET", f"/apps/{app}/model-selection?force_check=true")
+        served = {each["label"]: each["served_by"] for each in answer["labels"]}
         assert {label: served[label] for label in served if label == "fast"} == names
     await of_each_app(own)
     await own.put_app(**budget(premium=0, fast=100))
     own.clock.ahead += 120
-    _, told = await own.ask_as_admin("GET", f"/apps/{APP}/model-selection?force_check=true")
-    assert [(each["label"], each["served_by"]) for each in told["labels"]] == [("premium", "fast"), ("fast", "fast")]
+    _, answer = await own.ask_as_admin("GET", f"/apps/{APP}/model-selection?force_check=true")
+    assert [(each["label"], each["served_by"]) for each in answer["labels"]] == [("premium", "fast"), ("fast", "fast")]
 
 
 async def test_model_selection_with_shared_budget(own: ProfileHarness) -> None:
     await own.store._store.put(Put(schema.org_config_key(ORG), {"org_name": "Acme", "quota_scope": "ORG"}))
     await own.make_profile()
     for path, is_named in ((f"/apps/{APP}", True), ("/apps/other", False), ("", False)):
-        _, told = await own.ask_as_admin("GET", f"{path}/model-selection")
-        assert ("fast" in [each["label"] for each in told["labels"] if each["served_by"] == "fast"]) is is_named
+        _, answer = await own.ask_as_admin("GET", f"{path}/model-selection")
+        assert ("fast" in [each["label"] for each in answer["labels"] if each["served_by"] == "fast"]) is is_named
     await own.make_profile(app="other")
     own.expire_cache()
     for query, is_named in (("", False), ("?force_check=true", True)):
-        _, told = await own.ask_as_admin("GET", f"/apps/other/model-selection{query}")
-        assert ("fast" in [each["label"] for each in told["labels"]]) is is_named
+        _, answer = await own.ask_as_admin("GET", f"/apps/other/model-selection{query}")
+        assert ("fast" in [each["label"] for each in answer["labels"]]) is is_named

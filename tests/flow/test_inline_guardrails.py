@@ -65,8 +65,8 @@ async def ask(port: DataPort, form: str, *, is_traced: bool) -> None:
         config = NAMED | ({"trace": "enabled"} if is_traced else {})
         await call(port.client(), form, modelId="premium", messages=QUESTION, guardrailConfig=config)
     elif form.startswith("invoke"):
-        told = {"trace": "ENABLED"} if is_traced else {}
-        await call(port.client(), form, modelId="premium", body=CLAUDE, **NAMED, **told)
+        trace = {"trace": "ENABLED"} if is_traced else {}
+        await call(port.client(), form, modelId="premium", body=CLAUDE, **NAMED, **trace)
     else:
         assert await chat(port, "ENABLED" if is_traced else "", stream=form == "chat stream") == 200
 

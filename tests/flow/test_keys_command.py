@@ -26,14 +26,14 @@ FILES = {"EdDSA": ["k2.pem", "k2.pub.pem"], "RS256": ["k2.pem", "k2.pub.pem"], "
 
 
 def new(folder: Path, *arguments: str, code: int = 0) -> CompletedProcess[str]:
-    told = call_in_process("keys", "new", *arguments, folder=folder)
-    assert (told.returncode, "Traceback" in told.stderr) == (code, False), told.stderr
-    return told
+    result = call_in_process("keys", "new", *arguments, folder=folder)
+    assert (result.returncode, "Traceback" in result.stderr) == (code, False), result.stderr
+    return result
 
 
-def pasted(told: str) -> list[str]:
+def pasted(output: str) -> list[str]:
     """The pieces of configuration, as a reader would cut them out."""
-    lines, blocks = told.splitlines(), []
+    lines, blocks = output.splitlines(), []
     for number, line in enumerate(lines):
         if line == "auth:":
             end = next(at for at in range(number, len(lines)) if not lines[at])
@@ -50,9 +50,9 @@ def loaded(folder: Path, *blocks: str) -> TokenService:
 
 @pytest.mark.parametrize("alg", list(FILES))
 def test_printed_key_configuration_works_when_pasted(tmp_path: Path, alg: str) -> None:
-    told = new(tmp_path, "--alg", alg, "--kid", "k2", "--out", "keys").stdout
+    output = new(tmp_path, "--alg", alg, "--kid", "k2", "--out", "keys").stdout
     assert sorted(os.listdir(tmp_path / "keys")) == FILES[alg]
-    blocks = pasted(told)
+    blocks = pasted(output)
     (tmp_path / "config.yaml").write_text(blocks[0] + REST)
     assert "good" in call_in_process("check-config", folder=tmp_path).stdout
     token = loaded(tmp_path, blocks[0]).mint_access(ORG, "web").token
@@ -66,12 +66,12 @@ def test_printed_key_configuration_works_when_pasted(tmp_path: Path, alg: str) -
 
 @pytest.mark.parametrize("alg", list(FILES))
 def test_private_key_is_private_and_not_printed(tmp_path: Path, alg: str) -> None:
-    told = new(tmp_path, "--alg", alg, "--kid", "k2", "--out", "keys")
+    result = new(tmp_path, "--alg", alg, "--kid", "k2", "--out", "keys")
     private, *public = (tmp_path / "keys" / name for name in FILES[alg])
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
     assert stat.S_IMODE(private.parent.stat().st_mode) == 0o700
     for line in private.read_text().splitlines():
-        assert line not in told.stdout + told.stderr
+        assert line not in result.stdout + result.stderr
     for each in public:
         assert each.read_text().startswith("-----BEGIN PUBLIC KEY-----")
 
@@ -79,8 +79,8 @@ def test_private_key_is_private_and_not_printed(tmp_path: Path, alg: str) -> Non
 def test_existing_key_is_not_overwritten(tmp_path: Path) -> None:
     new(tmp_path, "--kid", "k2", "--out", "keys")
     before = {each: each.read_bytes() for each in (tmp_path / "keys").iterdir()}
-    told = new(tmp_path, "--kid", "k2", "--out", "keys", "--alg", "RS256", code=1)
-    assert "k2.pem is there already" in told.stderr
+    result = new(tmp_path, "--kid", "k2", "--out", "keys", "--alg", "RS256", code=1)
+    assert "k2.pem is there already" in result.stderr
     assert {each: each.read_bytes() for each in (tmp_path / "keys").iterdir()} == before
 
 
@@ -140,6 +140,6 @@ def test_documented_key_rotation_refuses_no_token(tmp_path: Path) -> None:
 
 
 def test_rotation_steps_are_printed_in_order(tmp_path: Path) -> None:
-    told = new(tmp_path, "--kid", "k2", "--out", "keys").stdout
-    steps = [told.index(words) for words in ("second of auth.keys", "move it to the first", "7 days by default")]
+    output = new(tmp_path, "--kid", "k2", "--out", "keys").stdout
+    steps = [output.index(words) for words in ("second of auth.keys", "move it to the first", "7 days by default")]
     assert steps == sorted(steps)

@@ -141,10 +141,10 @@ async def test_first_read_of_limits_lets_nobody_bypass_them(tmp_path: Path) -> N
 
 async def test_responses_state_limits_and_remaining(tmp_path: Path) -> None:
     async with limited(tmp_path, app={"rpm": 600, "tpm": 500_000}, org={"rpm": 400}) as port:
-        told = (await ask(port)).headers
-        assert (told["x-ratelimit-limit-requests"], told["x-ratelimit-limit-tokens"]) == ("400", "500000")
-        assert 380 <= int(told["x-ratelimit-remaining-requests"]) < 400
-        assert 490_000 <= int(told["x-ratelimit-remaining-tokens"]) < 500_000
+        headers = (await ask(port)).headers
+        assert (headers["x-ratelimit-limit-requests"], headers["x-ratelimit-limit-tokens"]) == ("400", "500000")
+        assert 380 <= int(headers["x-ratelimit-remaining-requests"]) < 400
+        assert 490_000 <= int(headers["x-ratelimit-remaining-tokens"]) < 500_000
 
 
 async def test_missing_limits_add_no_headers_and_write_nothing(tmp_path: Path) -> None:

@@ -91,8 +91,8 @@ def test_tokens_and_cost_are_counted_by_label(first: Scrape) -> None:
 
 
 def test_secret_and_token_events_are_counted(it: ObservedSidecar, first: Scrape) -> None:
-    told = {each.labels["what"]: each.value for each in first.samples("retrieval_tokens_total")}
-    assert told == {"made": 2, "used": 1, "refused": 1}  # the org's own was never fetched
+    counts = {each.labels["what"]: each.value for each in first.samples("retrieval_tokens_total")}
+    assert counts == {"made": 2, "used": 1, "refused": 1}  # the org's own was never fetched
     shown = token("revoked")
     for known in ("false", "true"):
         before = it.value("revocation_lookups_total", known=known)
@@ -184,11 +184,11 @@ def test_unreachable_bedrock_is_exported_by_label(it: ObservedSidecar) -> None:
     """Of an org without a budget, so that no chain says which labels it may have."""
     shown = f"Bearer {token(org='c0000000-0000-4000-8000-00000000000f')}"
     assert it.call(AWAY, Authorization=shown).status == 503
-    told = it.scrape()
-    assert told.value("refusals_total", kind="upstream_away") == 1
-    assert told.value("requests_total", operation="converse", label=AWAY, status="5xx") == 1
-    assert told.samples("request_duration_seconds_count", label=AWAY) == []
-    assert told.value("recorded_usd_total", label=AWAY) == 0
+    scrape = it.scrape()
+    assert scrape.value("refusals_total", kind="upstream_away") == 1
+    assert scrape.value("requests_total", operation="converse", label=AWAY, status="5xx") == 1
+    assert scrape.samples("request_duration_seconds_count", label=AWAY) == []
+    assert scrape.value("recorded_usd_total", label=AWAY) == 0
 
 
 def test_aborted_response_counts_as_cut(it: ObservedSidecar) -> None:

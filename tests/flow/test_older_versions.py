@@ -77,8 +77,8 @@ def test_older_store_reports_the_same_spend(left: Left) -> None:
 
 def test_older_journal_is_counted_once(left: Left) -> None:
     again = shutil.copytree(left.journal, left.folder / "again")
-    told = replayed(left.folder)
-    assert {name: told[name] for name in left.replay} == left.replay  # newer versions tell more
+    counts = replayed(left.folder)
+    assert {name: counts[name] for name in left.replay} == left.replay  # newer versions tell more
     assert left.replay["estimated_requests"] > 0
     assert left.reports(left.after)
     assert list(left.journal.glob("*.seg")) == []
@@ -117,23 +117,23 @@ def test_older_budget_leases_are_released(left: Left) -> None:
 
 
 async def test_older_budget_snapshot_is_restored(left: Left) -> None:
-    notebook = SnapshotFile(left.journal, ManualClock(left.made_at))
-    await notebook.open()
-    settings = standings = 0
+    snapshot_file = SnapshotFile(left.journal, ManualClock(left.made_at))
+    await snapshot_file.open()
+    settings = states = 0
     for _, about, scope, kept in lines_of(left.journal / "notes-0")[1:]:
         if about == "settings":
             settings += 1
-            found = notebook.snapshot.find_settings(Scope.from_key(scope))
+            found = snapshot_file.snapshot.find_settings(Scope.from_key(scope))
             assert found is not None
             assert found.get("version") == kept.get("version")
             assert found.get("quotas", {}) == kept.get("quotas", {"M": {}})["M"]
         else:
-            standings += 1
-            stood = notebook.snapshot.find_budget(Scope.from_key(scope), kept["period"])
+            states += 1
+            stood = snapshot_file.snapshot.find_budget(Scope.from_key(scope), kept["period"])
             assert stood is not None
             assert {label: [*parts] for label, parts in stood.spent.items()} == kept["spent"]["M"]
             assert stood.sticky_item == kept["state"]["M"]
-    assert min(settings, standings) >= 6
+    assert min(settings, states) >= 6
 
 
 def test_older_store_is_served(left: Left) -> None:
@@ -148,7 +148,7 @@ def test_older_store_is_served(left: Left) -> None:
     (left.folder / "config.yaml").write_text(json.dumps(config))
     with sidecar("serve", folder=left.folder, **ENVIRONMENT) as running:
         url = f"{running.control}/api/v1/orgs/{ORG}"
-        told = json.loads(ask("GET", url, X_API_Key=ENVIRONMENT["PRICE_KEEPER_API_KEY"]).body)
-        assert told["in_force"]["quotas"] == {"premium": 10_000, "economy": 10_000_000}
+        document = json.loads(ask("GET", url, X_API_Key=ENVIRONMENT["PRICE_KEEPER_API_KEY"]).body)
+        assert document["in_force"]["quotas"] == {"premium": 10_000, "economy": 10_000_000}
         assert running.stop() == 0
         assert "Traceback" not in running.errors

@@ -103,12 +103,12 @@ def test_printed_command_retrieves_secret_once(api: ControlThread, org: str) -> 
         (("app", "put", org, "shop", "-"), f"org-{org}-app-shop"),
         (("app", "put", org, "shop", "-"), None),
     ):
-        told = api.run_command(
+        result = api.run_command(
             *arguments, stdin=named("Fetching") if client is None and "org" in arguments else "app_name: x"
         )
-        assert ("can be fetched once" in told.stdout) == (client is not None)
+        assert ("can be fetched once" in result.stdout) == (client is not None)
         if client is not None:
-            line = told.stdout.splitlines()[-1]
+            line = result.stdout.splitlines()[-1]
             done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=SECONDS, check=True)
             assert json.loads(done.stdout).keys() == {"client_id", "client_secret"}
             assert json.loads(done.stdout)["client_id"] == client
@@ -129,29 +129,29 @@ def test_audit_names_administrator_and_address(api: ControlThread, org: str) -> 
 def test_every_mistake_is_reported_with_its_line(api: ControlThread, org: str) -> None:
     text = SETTINGS.replace("economy: 2000000", "econmy: 020") + "limts: {}\nsome.thing: 1\n"
     (api.folder / "bad.yaml").write_text(text + "refresh_interval_normal_secs: 1.00000000000000000001\n")
-    told = api.run_command("org", "put", org, "bad.yaml", code=2).stderr.splitlines()
-    assert told[0] == "bad.yaml:5: quotas: each label of the ordering has one; missing: economy"
-    assert told[1].startswith(
+    output = api.run_command("org", "put", org, "bad.yaml", code=2).stderr.splitlines()
+    assert output[0] == "bad.yaml:5: quotas: each label of the ordering has one; missing: economy"
+    assert output[1].startswith(
         'bad.yaml:7: quotas.econmy: there is no label "econmy" in the configuration; did you mean'
     )
-    assert told[2].startswith("bad.yaml:8: limts: unknown setting; ")
-    assert told[3].startswith("bad.yaml:9: some.thing: unknown setting; ")
-    assert told[4].startswith("bad.yaml:10: refresh_interval_normal_secs: ")
-    assert "1.00000000000000000001" in told[4]
-    assert len(told) == 5
+    assert output[2].startswith("bad.yaml:8: limts: unknown setting; ")
+    assert output[3].startswith("bad.yaml:9: some.thing: unknown setting; ")
+    assert output[4].startswith("bad.yaml:10: refresh_interval_normal_secs: ")
+    assert "1.00000000000000000001" in output[4]
+    assert len(output) == 5
     assert api.run_command("org", "show", org, code=1).stdout == ""
 
 
 def test_many_mistakes_have_lines_and_omitted_count(api: ControlThread, org: str) -> None:
     names = [f"x{number:03}" + "y" * 80 for number in range(30)]
-    told = api.run_command(
+    result = api.run_command(
         "org", "put", org, "-", code=2, stdin="".join(f"{name}: 1\n" for name in names)
     ).stderr.splitlines()
-    found = [re.fullmatch(r"standard input:(\d+): x(\d{3})y+: .*", line) for line in told]
+    found = [re.fullmatch(r"standard input:(\d+): x(\d{3})y+: .*", line) for line in result]
     lines = [int(each[1]) for each in found if each]
     assert len(lines) > 10
     assert lines == sorted(lines) == [int(each[2]) + 1 for each in found if each]
-    assert re.fullmatch(r"standard input:1: and \d+ more mistakes", told[-1])
+    assert re.fullmatch(r"standard input:1: and \d+ more mistakes", result[-1])
 
 
 UNREADABLE = [
@@ -168,8 +168,8 @@ UNREADABLE = [
 
 @pytest.mark.parametrize(("name", "text", "complaint"), UNREADABLE)
 def test_unreadable_file_is_reported(api: ControlThread, org: str, name: str, text: str, complaint: str) -> None:
-    told = api.run_command("org", "put", org, name, code=2, stdin=text).stderr
-    assert told.startswith(complaint), told
+    output = api.run_command("org", "put", org, name, code=2, stdin=text).stderr
+    assert output.startswith(complaint), output
 
 
 NOBODY = "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b"
@@ -213,10 +213,10 @@ def test_credentials_survive_put_and_are_never_shown(api: ControlThread, org: st
 
 def test_changed_zone_is_shown_with_its_time(api: ControlThread, org: str) -> None:
     api.run_command("org", "put", org, "-", stdin=named("Moving"))
-    told = api.run_command("org", "put", "Moving", "-", stdin=named("Moving").replace(ZONE, "Asia/Tokyo")).stdout
+    output = api.run_command("org", "put", "Moving", "-", stdin=named("Moving").replace(ZONE, "Asia/Tokyo")).stdout
     line = re.compile(r"^From \d{4}-\d\d-\d\d 00:00 \S+ on: time zone Asia/Tokyo\.$", re.MULTILINE)
-    assert line.search(told)
-    assert told.startswith(f"Moving ({org}): changed\n")
+    assert line.search(output)
+    assert output.startswith(f"Moving ({org}): changed\n")
     shown = as_json(api, "org", "show", "Moving")
     assert (shown["settings"]["timezone"], shown["in_force"]["timezone"]) == ("Asia/Tokyo", ZONE)
     assert datetime.fromisoformat(shown["turns_at"]) > datetime.now(UTC)
@@ -244,17 +244,17 @@ def test_apps_inherit_and_show_own_settings(api: ControlThread, org: str) -> Non
 def test_app_settings_without_effect_are_shown(api: ControlThread, org: str) -> None:
     api.run_command("org", "put", org, "-", stdin=named("Paying").replace("APP", "ORG"))
     body = "{app_name: Shop, quotas: {premium: 1, economy: 2}}"
-    told = api.run_command("app", "put", org, "shop", "-", stdin=body).stdout
-    assert "this app's own ordering, quotas and enforcement wait." in told
-    assert "  quota of        premium: $10.000000  (the org's)" in told
+    output = api.run_command("app", "put", org, "shop", "-", stdin=body).stdout
+    assert "this app's own ordering, quotas and enforcement wait." in output
+    assert "  quota of        premium: $10.000000  (the org's)" in output
 
 
 def test_app_without_quota_for_new_org_label_is_warned_about(api: ControlThread, org: str) -> None:
     small = named("Growing").replace("[premium, economy]", "[premium]")
     api.run_command("org", "put", org, "-", stdin=small)
     api.run_command("app", "put", org, "shop", "-", stdin="{app_name: Shop, quotas: {premium: 1}}")
-    told = api.run_command("org", "put", org, "-", stdin=named("Growing")).stdout
-    assert "Warning: app shop: quotas: none for economy, so nothing may be spent on it" in told
+    output = api.run_command("org", "put", org, "-", stdin=named("Growing")).stdout
+    assert "Warning: app shop: quotas: none for economy, so nothing may be spent on it" in output
 
 
 def test_list_is_complete_over_pages(api: ControlThread, org: str) -> None:
@@ -274,8 +274,8 @@ def test_ambiguous_org_name_is_refused(api: ControlThread) -> None:
     twins = sorted(str(uuid4()) for _ in range(2))
     for twin in twins:
         api.run_command("org", "put", twin, "-", stdin=named("Twin"))
-    told = api.run_command("org", "show", "twin", code=2).stderr
-    assert told == f"several orgs are called 'twin'; name one by its id: {', '.join(twins)}\n"
+    output = api.run_command("org", "show", "twin", code=2).stderr
+    assert output == f"several orgs are called 'twin'; name one by its id: {', '.join(twins)}\n"
 
 
 def test_command_process_reads_key_from_file(api: ControlThread, org: str) -> None:

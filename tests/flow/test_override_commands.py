@@ -49,9 +49,9 @@ def test_override_is_set_shown_and_cleared(api: ControlThread, org: str) -> None
     api.run_command("app", "put", org, "shop", "-", stdin="{app_name: Shop}")
     where = (f"org {org}", "--app", "shop")
     assert "no override" in api.run_command("override", "show", *where).stdout
-    told = api.run_command("override", "set", *where, "economy", *BECAUSE).stdout
+    output = api.run_command("override", "set", *where, "economy", *BECAUSE).stdout
     line = rf"Shop \({org} / shop\): economy until \S+ 00:00 \S+, said ann: quiet weekend\n"
-    assert re.fullmatch(line, told)
+    assert re.fullmatch(line, output)
     assert re.fullmatch(line, api.run_command("override", "show", *where).stdout)
     later = as_json(api, "override", "set", *where, "premium", *BECAUSE, "--until", "+2h")["override"]
     assert (later["label"], later["version"]) == ("premium", 2)
@@ -82,10 +82,10 @@ MISTAKES = [
 def test_invalid_override_changes_nothing(
     api: ControlThread, shop: tuple[str, ...], arguments: tuple[str, ...], complaint: str
 ) -> None:
-    told = api.run_command("override", "set", *shop, *arguments, code=2)
-    assert told.stdout == ""
-    assert told.stderr.startswith(complaint)
-    assert len(told.stderr.splitlines()) == 1
+    result = api.run_command("override", "set", *shop, *arguments, code=2)
+    assert result.stdout == ""
+    assert result.stderr.startswith(complaint)
+    assert len(result.stderr.splitlines()) == 1
     assert as_json(api, "override", "show", *shop)["override"] is None
 
 
@@ -94,18 +94,18 @@ def test_override_time_is_in_zone_of_org_and_limited_to_period(api: ControlThrea
     api.run_command("org", "put", org, "-", stdin=SETTINGS.replace("APP", "ORG").replace("Acme", "Whole"))
     local = (datetime.now(ZoneInfo(ZONE)) + timedelta(hours=1)).replace(microsecond=0)
     because = ("--reason", "x", "--until")
-    told = as_json(api, "override", "set", org, "economy", *because, f"{local:%Y-%m-%dT%H:%M:%S}")
-    assert (datetime.fromisoformat(told["override"]["until"]), told["app"]) == (local, None)
+    document = as_json(api, "override", "set", org, "economy", *because, f"{local:%Y-%m-%dT%H:%M:%S}")
+    assert (datetime.fromisoformat(document["override"]["until"]), document["app"]) == (local, None)
     whole = api.run_command("override", "set", org, "economy", *because, f"{local:%Y-%m-%dT%H:%M:%S}").stdout
     assert "cut to its end" not in whole
     assert "and was cut to its end" in api.run_command("override", "set", org, "economy", *because, "+9d").stdout
-    told = api.run_command("override", "set", org, "economy", "--app", "shop", *because, "+1h", code=2).stderr
-    assert told == f"quotas apply to the org Whole ({org}) as a whole: leave out --app\n"
+    document = api.run_command("override", "set", org, "economy", "--app", "shop", *because, "+1h", code=2).stderr
+    assert document == f"quotas apply to the org Whole ({org}) as a whole: leave out --app\n"
 
 
 def test_override_records_current_user_by_default(api: ControlThread, shop: tuple[str, ...]) -> None:
-    told = api.run_command("override", "set", *shop, "economy", "--reason", "x", "--json", LOGNAME="carla").stdout
-    assert json.loads(told)["override"]["who"] == "carla"
+    output = api.run_command("override", "set", *shop, "economy", "--reason", "x", "--json", LOGNAME="carla").stdout
+    assert json.loads(output)["override"]["who"] == "carla"
 
 
 def begun(api: ControlThread, org: str, app: str | None = None) -> str:

@@ -26,9 +26,9 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield started
 
 
-def commands(told: str) -> list[str]:
+def commands(text: str) -> list[str]:
     """The paragraphs to be pasted. All others are prose, and end in a colon."""
-    _, heading, pasted = told.partition("Paste into another shell:\n\n")
+    _, heading, pasted = text.partition("Paste into another shell:\n\n")
     assert heading
     return [each for each in pasted.strip().split("\n\n") if not each.endswith(":")]
 

@@ -125,9 +125,9 @@ async def test_price_off_by_factor_ten_is_rejected(fleet: PriceFleet, caplog: py
     await fleet.clock.advance(DAY)
     await tariffs.refresh()
     assert (usd_per_1m(find_standard(tariffs)), find_standard(tariffs).version) == (1.1, "2026-11-18")
-    doubt = "cache_write_5m at 1375, beside 1.25 in the configuration"
-    assert status(tariffs).trouble.endswith(doubt)
-    assert doubt in caplog.text
+    caveat = "cache_write_5m at 1375, beside 1.25 in the configuration"
+    assert status(tariffs).trouble.endswith(caveat)
+    assert caveat in caplog.text
     assert status(tariffs, "economy").version == "2026-11-19"
 
 

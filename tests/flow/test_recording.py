@@ -149,10 +149,10 @@ async def test_job_has_its_own_price(port: DataPort) -> None:
 
 async def start(port: DataPort, token: str = "", client: Any = None, **more: Any) -> str:
     """The job's ARN."""
-    told = {"clientRequestToken": token} if token else {}
+    arguments = {"clientRequestToken": token} if token else {}
     output = {"s3OutputDataConfig": {"s3Uri": "s3://bucket/x"}}
     call = (client or port.client()).start_async_invoke
-    job = {"modelId": "film", "modelInput": {"a": 1}, "outputDataConfig": output} | told | more
+    job = {"modelId": "film", "modelInput": {"a": 1}, "outputDataConfig": output} | arguments | more
     return str((await asyncio.to_thread(call, **job))["invocationArn"])
 
 
@@ -209,8 +209,8 @@ async def chat(port: DataPort, **more: Any) -> bytes:
 
 async def test_chat_stream_is_counted_with_or_without_usage_option(port: DataPort) -> None:
     whole = json.loads(await chat(port))
-    told = await chat(port, stream=True, stream_options={"include_usage": True})
-    assert json.loads(told.split(b"data: ")[-2])["usage"] == whole["usage"]
+    with_usage = await chat(port, stream=True, stream_options={"include_usage": True})
+    assert json.loads(with_usage.split(b"data: ")[-2])["usage"] == whole["usage"]
     before = sums(port)["chat"]
     untold = await chat(port, stream=True)
     assert b'"choices":[]' not in untold.replace(b" ", b"")

@@ -170,10 +170,10 @@ def test_reload_with_one_mistake_is_refused_entirely(lineup: SidecarSetup) -> No
         rejected = "SIGHUP: configuration rejected; the previous one stays in force: config.yaml:"
         assert all(rejected in x for x in refused)
         lines = [line.rpartition("config.yaml:")[2].split(": ")[:2] for line in refused]
-        told = {name for _, name in lines}
+        keys = {name for _, name in lines}
         wrong_keys = {"nonsense", "labels.moving.prices_usd_per_1m.input", "labels.added.model"}
-        assert wrong_keys <= told
-        assert len(lines) == 2 * len(told)  # each time, and by one process
+        assert wrong_keys <= keys
+        assert len(lines) == 2 * len(keys)  # each time, and by one process
         text = dict(enumerate(file.read_text().splitlines(), 1))
         assert all(name.split(".")[-1] in text[int(line)] for line, name in lines if name in wrong_keys)
         wait_until(lambda: "the last reload was rejected" in get(f"{running.control}/ready")[1])
@@ -188,8 +188,8 @@ def test_reload_with_one_mistake_is_refused_entirely(lineup: SidecarSetup) -> No
         wait_until(lambda: "config.yaml: cannot be read: No such file or directory" in running.errors)
         file.write_text(good)
         reloader.reload(AFTER, aggregator={"interval_secs": 59}, defaults={"timezone": "Europe/Berlin"})
-        told = "SIGHUP: these changes need a restart: aggregator.interval_secs, defaults.timezone"
-        wait_until(lambda: told in running.errors)
+        keys = "SIGHUP: these changes need a restart: aggregator.interval_secs, defaults.timezone"
+        wait_until(lambda: keys in running.errors)
         assert running.errors.count("need a restart") == 1
         assert call_once(caller, "moving").model == HAIKU
         assert metric(running.control, "configuration_refused") == {0}

@@ -158,8 +158,8 @@ async def test_labels_may_change_while_hard_budget_is_read(port: DataPort, monke
     await budget(port, ["moving", "added"], enforcement="hard", quotas=quotas)
     hold = BudgetLease.reserve
 
-    async def holding(purse: BudgetLease, pico: int) -> CostReservation | None:
-        held = await hold(purse, pico)
+    async def holding(lease: BudgetLease, pico: int) -> CostReservation | None:
+        held = await hold(lease, pico)
         if held is None and "added" not in port.config.labels:
             await port.apply_config(labels={**AFTER, "added": label(CLAUDE, 7)})
         return held
@@ -294,9 +294,9 @@ async def test_failing_price_check_leaks_no_task_per_reload(
         await port.apply_config(labels=BEFORE)
         await asyncio.sleep(0)
     assert len(asyncio.all_tasks()) == before
-    told = [record.getMessage() for record in caplog.records]
+    messages = [record.getMessage() for record in caplog.records]
     failed = "first refresh of prices failed (RuntimeError); the prices known so far apply until the next refresh"
-    assert told == [failed] * 5
+    assert messages == [failed] * 5
 
 
 async def test_series_never_decrease_and_are_bounded(port: DataPort, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,8 +70,10 @@ async def test_control_api_knows_only_new_labels(api: ControlHarness, caplog: py
     assert first.body["cost_usd_micros"] == "6000"
     await api.ask("GET", f"{SHOP}/model-selection", who=CALLER)
     await take_on(api, replace(config(), labels=parse_config(OTHERS, "config.yaml", {}).labels))
-    told = f"SIGHUP: label economy is no longer configured; it is skipped in the model_ordering of ORG#{ORG}#APP#shop"
-    assert [record.getMessage() for record in caplog.records] == [told]
+    message = (
+        f"SIGHUP: label economy is no longer configured; it is skipped in the model_ordering of ORG#{ORG}#APP#shop"
+    )
+    assert [record.getMessage() for record in caplog.records] == [message]
     second = await api.ask("POST", f"{SHOP}/usage", USAGE | {"request_id": "r-2"}, who=CALLER)
     assert second.body["cost_usd_micros"] == "60000"
     again = await api.ask("POST", f"{SHOP}/usage", USAGE | {"request_id": "r-1"}, who=CALLER)
@@ -107,8 +109,8 @@ async def test_name_moved_from_app_to_configuration_always_has_a_price(
         return await of(caller)
 
     monkeypatch.setattr(own, "get", while_they_are_read)
-    told = await api.ask("POST", f"{SHOP}/usage", USAGE | {"request_id": "r-1", "label": "fresh"}, who=CALLER)
-    assert (told.status, told.body.get("cost_usd_micros")) == (201, "2000")
+    answer = await api.ask("POST", f"{SHOP}/usage", USAGE | {"request_id": "r-1", "label": "fresh"}, who=CALLER)
+    assert (answer.status, answer.body.get("cost_usd_micros")) == (201, "2000")
 
 
 # What is known of the price list.
@@ -168,17 +170,17 @@ async def test_thousands_of_budgets_reload_within_one_short_turn() -> None:
     async with Tasks(clock) as tasks:
         others = dict.fromkeys(map(str, range(MANY)), config().labels["premium"])
         before = replace(config(), labels={**config().labels, **others})
-        standings = BudgetRegistry(before, cast(Store, None), cast(Flusher, _Quiet()), clock, tasks)
+        registry = BudgetRegistry(before, cast(Store, None), cast(Flusher, _Quiet()), clock, tasks)
         settings = {"model_ordering": ["premium", "economy"], "quotas": {"premium": 5, "economy": 5}}
         plan = resolve_settings(settings, None, whole.defaults, (80,), clock.now())  # type: ignore[arg-type]
         for number in range(MANY):
             org = str(UUID(int=number))
-            standings._add(Caller(org, "web", build_client_id(org, "web")), plan, is_read=True, is_registered=True)
-        take_on = await build_budget_reload(standings)(whole)
+            registry._add(Caller(org, "web", build_client_id(org, "web")), plan, is_read=True, is_registered=True)
+        take_on = await build_budget_reload(registry)(whole)
         began = time.process_time()
         take_on()
         assert time.process_time() - began < TURN_SECONDS
-        every = [watch.budget for watch in standings._refresh_states.values()]
+        every = [watch.budget for watch in registry._refresh_states.values()]
         assert len(every) == MANY
         assert all(not each.has_label("economy") and each.find_enforced_label("premium") == "premium" for each in every)
 

@@ -81,9 +81,9 @@ def test_found_journal_is_counted_once(tmp_path: Path) -> None:
     )
     assert code == 0
     assert "\rreading the journal in again\x1b[K" in shown  # how far it is, and gone again
-    told = json.loads(shown.rpartition("\x1b[K")[2])
-    assert (told["requests"], told["left"]) == (7, [])  # they are in the store, and not by this
-    assert told["repeated_parts"] > 0
+    document = json.loads(shown.rpartition("\x1b[K")[2])
+    assert (document["requests"], document["left"]) == (7, [])  # they are in the store, and not by this
+    assert document["repeated_parts"] > 0
     assert counted(tmp_path / "data" / "price-keeper.db") == 7
     missing = call_in_process("replay", "nowhere", folder=tmp_path)
     assert (missing.returncode, missing.stdout) == (1, "")

@@ -30,8 +30,8 @@ def lineup(tmp_path: Path, bedrock: BedrockProcess) -> SidecarSetup:
     return made
 
 
-def calls(crew: WorkerProcesses, number: int) -> None:
-    assert {crew.call()[0] for _ in range(number)} == {200}
+def calls(workers: WorkerProcesses, number: int) -> None:
+    assert {workers.call()[0] for _ in range(number)} == {200}
 
 
 def copied(lineup: SidecarSetup, name: str, *, elsewhere: bool = True) -> None:
@@ -42,11 +42,11 @@ def copied(lineup: SidecarSetup, name: str, *, elsewhere: bool = True) -> None:
 
 
 def test_replay_of_snapshot_then_of_dead_node_counts_every_call(lineup: SidecarSetup) -> None:
-    with run_workers(lineup) as crew:
-        calls(crew, 5)
+    with run_workers(lineup) as workers:
+        calls(workers, 5)
         copied(lineup, "snapshot")
-        calls(crew, 6)
-        crew.running.stop(signal.SIGKILL)
+        calls(workers, 6)
+        workers.running.stop(signal.SIGKILL)
     assert price_keeper("replay", "snapshot", "--owner-is-dead", folder=lineup.folder).returncode == 0
     assert requests_in(lineup) == 5
     done = price_keeper("replay", "journal", "--json", folder=lineup.folder)
@@ -55,19 +55,19 @@ def test_replay_of_snapshot_then_of_dead_node_counts_every_call(lineup: SidecarS
 
 
 def test_replay_of_snapshot_of_living_node_costs_no_later_call(lineup: SidecarSetup) -> None:
-    with run_workers(lineup) as crew:
-        calls(crew, 5)
+    with run_workers(lineup) as workers:
+        calls(workers, 5)
         copied(lineup, "snapshot")
         assert price_keeper("replay", "snapshot", "--owner-is-dead", folder=lineup.folder).returncode == 0
         assert requests_in(lineup) == 5
-        calls(crew, 23)
-        assert crew.running.stop() == 0
+        calls(workers, 23)
+        assert workers.running.stop() == 0
     assert requests_in(lineup) == 28
 
 
 def test_replay_of_copy_is_refused_while_its_owner_lives_and_asks_where_nobody_can_tell(lineup: SidecarSetup) -> None:
-    with run_workers(lineup) as crew:
-        calls(crew, 2)
+    with run_workers(lineup) as workers:
+        calls(workers, 2)
         copied(lineup, "here", elsewhere=False)
         copied(lineup, "there")
         for options in ((), ("--owner-is-dead",)):
@@ -75,7 +75,7 @@ def test_replay_of_copy_is_refused_while_its_owner_lives_and_asks_where_nobody_c
             assert (done.returncode, done.stdout) == (1, "")
             assert "it is a copy of the journal in " in done.stderr
             assert "stop that process first" in done.stderr
-        crew.running.stop(signal.SIGKILL)
+        workers.running.stop(signal.SIGKILL)
     done = price_keeper("replay", "there", folder=lineup.folder)
     assert (done.returncode, done.stdout) == (1, "")
     assert "confirm it with --owner-is-dead" in done.stderr

@@ -98,10 +98,10 @@ async def test_disabled_request_metadata_changes_nothing(tmp_path: Path) -> None
 def test_non_ascii_metadata_is_escaped_in_header() -> None:
     said = {"team": "caf\u00e9 \U0001f600", "odd": "a\x7f\tb"}
     given = json.dumps(said).replace("\x7f", "\\u007f")
-    ((name, told),), _ = add_metadata(Operation.INVOKE, OURS, [(HEADER, given)], b"")
-    assert (name, json.loads(told)) == (HEADER, OURS | said)
-    assert told.isascii()
-    assert told.isprintable()
+    ((name, value),), _ = add_metadata(Operation.INVOKE, OURS, [(HEADER, given)], b"")
+    assert (name, json.loads(value)) == (HEADER, OURS | said)
+    assert value.isascii()
+    assert value.isprintable()
 
 
 BIG = b'{"messages":[],"x":123456789012345678901,"y":%b,"z":{"a":1,"a":2}}' % (b"[" * 2000 + b"]" * 2000)
@@ -110,9 +110,11 @@ BIG = b'{"messages":[],"x":123456789012345678901,"y":%b,"z":{"a":1,"a":2}}' % (b
 @pytest.mark.parametrize("metadata", [b"", b',"requestMetadata":{"a":"b"}', b',\n "requestMetadata" : null '])
 def test_rest_of_body_is_unchanged(metadata: bytes) -> None:
     body = BIG[:-1] + metadata + b"}"
-    _, told = add_metadata(Operation.CONVERSE, build_identity(ORG, APP, "premium"), [], body)
-    assert told.startswith(BIG[:-1] + b",")
-    assert json.loads(told.removeprefix(BIG[:-1] + b",").join((b"{", b"")))["requestMetadata"].items() >= OURS.items()
+    _, changed = add_metadata(Operation.CONVERSE, build_identity(ORG, APP, "premium"), [], body)
+    assert changed.startswith(BIG[:-1] + b",")
+    assert (
+        json.loads(changed.removeprefix(BIG[:-1] + b",").join((b"{", b"")))["requestMetadata"].items() >= OURS.items()
+    )
 
 
 values = st.recursive(
@@ -131,20 +133,20 @@ theirs = st.fixed_dictionaries({}, optional={"requestMetadata": entries})
 @given(st.dictionaries(st.text(max_size=5), values, max_size=4), theirs, st.sampled_from([None, 1]), st.booleans())
 def test_only_metadata_of_body_changes(document: Any, metadata: Any, indent: int | None, is_ascii: bool) -> None:
     body = json.dumps(document | metadata, indent=indent, ensure_ascii=is_ascii).encode()
-    _, told = add_metadata(Operation.CONVERSE, build_identity(ORG, APP, "premium"), [], body + b" \n")
-    after = json.loads(told)
+    _, changed = add_metadata(Operation.CONVERSE, build_identity(ORG, APP, "premium"), [], body + b" \n")
+    after = json.loads(changed)
     said = after.pop("requestMetadata")
     assert after == {name: value for name, value in document.items() if name != "requestMetadata"}
     kept = {name: text for name, text in metadata.get("requestMetadata", {}).items() if "price-keeper-" not in name}
     assert said == kept | OURS
-    assert told.count(b"price-keeper-org") == 1
+    assert changed.count(b"price-keeper-org") == 1
 
 
 def test_escaped_member_name_is_recognised() -> None:
     ours = {"price-keeper-org": ORG, "price-keeper-label": "premium"}
     body = b'{"request\\u004detadata": {"price-keeper-\\u006frg": "forged", "PRICE-KEEPER-App": "x", "a": "b"}}'
-    _, told = add_metadata(Operation.CONVERSE, build_identity(ORG, None, "premium"), [], body)
-    assert json.loads(told) == {"requestMetadata": {"a": "b"} | ours}
+    _, changed = add_metadata(Operation.CONVERSE, build_identity(ORG, None, "premium"), [], body)
+    assert json.loads(changed) == {"requestMetadata": {"a": "b"} | ours}
     twice = body[:-1] + b',"requestMetadata":{}}'
     with pytest.raises(InvalidRequest, match="the body has 'requestMetadata' more than once"):
         add_metadata(Operation.CONVERSE, ours, [], twice)

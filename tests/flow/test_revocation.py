@@ -29,7 +29,7 @@ async def called(port: DataPort) -> str:
     return "ok"
 
 
-class NotToldWhatIsRevoked:
+class StoreWithoutRevocations:
     """The store, but for one table."""
 
     def __init__(self, store: Any) -> None:
@@ -57,7 +57,7 @@ async def test_revoked_token_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("on_store_down", ["serve", "refuse"])
 async def test_unknown_revocation_follows_policy(tmp_path: Path, on_store_down: str) -> None:
-    async with data_port(tmp_path, NotToldWhatIsRevoked, on_store_down=on_store_down) as port:
+    async with data_port(tmp_path, StoreWithoutRevocations, on_store_down=on_store_down) as port:
         answer = await called(port)
         if on_store_down == "serve":
             assert answer == "ok"

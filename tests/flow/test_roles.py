@@ -83,10 +83,10 @@ class Fleet:
         simulated = FREE | {"PRICE_KEEPER__UPSTREAM__ENDPOINT": "simulated"}
         with sidecar("serve", "--role", "sidecar", folder=folder, **simulated) as running:
             yield running
-        told = running.errors + running.startup_output
-        assert "Traceback" not in told
-        assert not any(secret in told for secret in self.secrets.values())
-        assert not re.search(r"eyJ[\w-]+\.", told)
+        output = running.errors + running.startup_output
+        assert "Traceback" not in output
+        assert not any(secret in output for secret in self.secrets.values())
+        assert not re.search(r"eyJ[\w-]+\.", output)
         shutil.rmtree(folder)
 
 
@@ -99,8 +99,8 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         assert ask("PUT", api, SETTINGS, X_API_Key=ADMIN_KEY)[0] == 201
         secrets = {}
         for app in ("shop", "bot"):
-            told = ask("PUT", f"{api}/apps/{app}", {"app_name": app}, X_API_Key=ADMIN_KEY)[2]
-            token = told["secret_retrieval_token"]
+            body = ask("PUT", f"{api}/apps/{app}", {"app_name": app}, X_API_Key=ADMIN_KEY)[2]
+            token = body["secret_retrieval_token"]
             secret = get(f"{api}/apps/{app}/credentials/secret", X_Retrieval_Token=token)[2]
             secrets[secret["client_id"]] = secret["client_secret"]
         yield Fleet(tmp_path, control, secrets)
@@ -112,11 +112,11 @@ def test_control_service_has_no_data_port_and_needs_no_aws_credentials(fleet: Fl
     assert "listens on" not in control.startup_output
     assert get(f"{control.control}/ready")[0] == 200
     assert get(f"{control.control}/openapi.json")[0] == 200
-    status, _, told = get(f"{control.control}/api/v1/orgs/{ORG}/apps/shop/model-selection", X_API_Key=ADMIN_KEY)
-    assert (status, told["active_label"]) == (200, "premium")
-    status, headers, told = get(f"{control.control}/credentials", Authorization=f"{SHOP}:{fleet.secrets[SHOP]}")
+    status, _, body = get(f"{control.control}/api/v1/orgs/{ORG}/apps/shop/model-selection", X_API_Key=ADMIN_KEY)
+    assert (status, body["active_label"]) == (200, "premium")
+    status, headers, body = get(f"{control.control}/credentials", Authorization=f"{SHOP}:{fleet.secrets[SHOP]}")
     assert (status, headers["Cache-Control"]) == (200, "no-store")
-    assert told.keys() == {"AccessKeyId", "SecretAccessKey", "Token", "Expiration"}
+    assert body.keys() == {"AccessKeyId", "SecretAccessKey", "Token", "Expiration"}
     assert get(f"{control.control}/credentials", Authorization=f"{SHOP}:{make_secret()}")[0] == 401
     assert control.stop() == 0
 
@@ -181,13 +181,13 @@ def test_cached_credentials_are_issued_without_control_service(fleet: Fleet) -> 
         fleet.control.stop(signal.SIGKILL)
         assert get(url, Authorization=shop)[2] == first[2]
         began = time.monotonic()
-        status, headers, told = get(url, Authorization=f"{BOT}:{fleet.secrets[BOT]}")
+        status, headers, body = get(url, Authorization=f"{BOT}:{fleet.secrets[BOT]}")
         assert (status, headers["Retry-After"], headers["x-amzn-errortype"]) == (
             503,
             "2",
             "ServiceUnavailableException",
         )
-        assert "the control service" in told["message"]
+        assert "the control service" in body["message"]
         assert get(url, Authorization=f"{SHOP}:{make_secret()}")[0] == 503
         assert time.monotonic() - began < 10
         assert _boto3(running, shop).returncode == 0
@@ -196,9 +196,9 @@ def test_cached_credentials_are_issued_without_control_service(fleet: Fleet) -> 
 
 def test_sidecar_without_control_url_says_so(fleet: Fleet) -> None:
     with fleet.sidecar("untold", "") as running:
-        status, _, told = get(f"{running.data}/credentials", Authorization=f"{SHOP}:{fleet.secrets[SHOP]}")
+        status, _, document = get(f"{running.data}/credentials", Authorization=f"{SHOP}:{fleet.secrets[SHOP]}")
         assert status == 403
-        assert "auth.control_url" in told["message"]
+        assert "auth.control_url" in document["message"]
         given = {"client_id": SHOP, "client_secret": fleet.secrets[SHOP]}
         issued = ask("POST", f"{fleet.control.control}/auth/token", given)[2]
         shown = {"Authorization": f"Bearer {issued['access_token']}"}

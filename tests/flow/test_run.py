@@ -205,10 +205,10 @@ def test_sighup_does_not_end_serve(tmp_path: Path) -> None:
     with sidecar("serve", folder=tmp_path, **SERVED) as running:
         running.process.send_signal(signal.SIGHUP)
         assert get(f"{running.control}/ready")[0] == 200
-        told = "SIGHUP: labels and prices reloaded: nothing in them is another\n"
-        wait_until(lambda: told in running.errors)
+        message = "SIGHUP: labels and prices reloaded: nothing in them is another\n"
+        wait_until(lambda: message in running.errors)
         assert running.stop() == 0
-        assert re.fullmatch(rf"\d{{4}}-\d\d-\d\dT[\d:.]+Z WARNING price_keeper\.reloading: {told}", running.errors)
+        assert re.fullmatch(rf"\d{{4}}-\d\d-\d\dT[\d:.]+Z WARNING price_keeper\.reloading: {message}", running.errors)
 
 
 def test_sighup_does_not_end_dev(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ class Played:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
-    folder, told = tmp_path_factory.mktemp("marked"), Played()
+    folder, scenario = tmp_path_factory.mktemp("marked"), Played()
     with (
         otlp_receiver() as receiver,
         bedrock_process() as bedrock,
@@ -69,37 +69,37 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
             telemetry={"otlp_endpoint": receiver.url, "log_level": "debug"},
             alerts={"webhook": hook},
         ) as it:
-            _clients_call(it, bedrock, told)
-            _administrators_call(it, told)
-            _strangers_call(it, told)
+            _clients_call(it, bedrock, scenario)
+            _administrators_call(it, scenario)
+            _strangers_call(it, scenario)
             wait_until(lambda: it.call("premium", "converse", TURN) and "receiver.invalid:443" in it.running.errors)
-            _look(it, folder, told)
+            _look(it, folder, scenario)
             assert it.running.stop() == 0
-        told.places["log"] = (it.running.startup_output + it.running.errors).encode()
-        told.places["traces"] = b"".join(receiver.bodies) + repr(receiver.headers).encode()
-        told.places |= {f"file {each.name}": each.read_bytes() for each in folder.rglob("*") if _is_kept(each)}
+        scenario.places["log"] = (it.running.startup_output + it.running.errors).encode()
+        scenario.places["traces"] = b"".join(receiver.bodies) + repr(receiver.headers).encode()
+        scenario.places |= {f"file {each.name}": each.read_bytes() for each in folder.rglob("*") if _is_kept(each)}
         done = price_keeper("export", "--config", "config.yaml", "--out", "spent.csv", folder=folder, **ENVIRONMENT)
-        told.places["export"] = (folder / "spent.csv").read_bytes() + done.stdout.encode() + done.stderr.encode()
+        scenario.places["export"] = (folder / "spent.csv").read_bytes() + done.stdout.encode() + done.stderr.encode()
         done = price_keeper("doctor", "--config", "config.yaml", folder=folder, **ENVIRONMENT)
-        told.places["doctor"] = done.stdout.encode() + done.stderr.encode()
-    return told
+        scenario.places["doctor"] = done.stdout.encode() + done.stderr.encode()
+    return scenario
 
 
 def _is_kept(path: Path) -> bool:
     return path.is_file() and path.name != "config.yaml"  # which the operator wrote, the webhook's address in it
 
 
-def _clients_call(it: ObservedSidecar, bedrock: BedrockProcess, told: Played) -> None:
+def _clients_call(it: ObservedSidecar, bedrock: BedrockProcess, scenario: Played) -> None:
     paths = (("converse", TURN), ("converse-stream", TURN), ("invoke", CLAUDE), ("invoke-with-response-stream", CLAUDE))
     for trouble in ({}, {"fault": "throttle"}, {"fault": "quota"}, {"fault": "cut", "after_bytes": 60}):
         bedrock.plan(always=trouble)
         for path, body in paths:
             try:
-                told.answers.append(it.call("economy" if path.startswith("converse") else "premium", path, body))
+                scenario.answers.append(it.call("economy" if path.startswith("converse") else "premium", path, body))
             except (OSError, URLError, ValueError):
                 assert trouble  # an answer that was cut
     bedrock.plan(always={})
-    told.answers += [
+    scenario.answers += [
         it.call("unknown", "converse", TURN),
         it.call("premium", "converse", {**TURN, PROMPT: {"x": PROMPT}}),
         it.call("premium", "invoke", [PROMPT]),
@@ -112,7 +112,7 @@ def _clients_call(it: ObservedSidecar, bedrock: BedrockProcess, told: Played) ->
     ]
 
 
-def _administrators_call(it: ObservedSidecar, told: Played) -> None:
+def _administrators_call(it: ObservedSidecar, scenario: Played) -> None:
     made = it.control("PUT", f"{API}/apps/{APP}", {"app_name": "watched"})
     retrieval = _json(made)["secret_retrieval_token"]
     path = f"{API}/apps/{APP}/credentials"
@@ -120,15 +120,15 @@ def _administrators_call(it: ObservedSidecar, told: Played) -> None:
     pair = {"client_id": f"org-{ORG}-app-{APP}", "client_secret": secret}
     session = _json(ask("POST", f"{it.running.control}/auth/token", pair))
     got = _json(ask("GET", f"{it.running.data}/credentials", Authorization=":".join(pair.values())))
-    told.secrets |= {"retrieval token": retrieval, "client secret": secret, "container token": _tail(got["Token"])}
-    told.secrets |= {name: _tail(session[name]) for name in ("access_token", "refresh_token")}
+    scenario.secrets |= {"retrieval token": retrieval, "client secret": secret, "container token": _tail(got["Token"])}
+    scenario.secrets |= {name: _tail(session[name]) for name in ("access_token", "refresh_token")}
     usage = {
         "request_id": "r",
         "label": "premium",
         "input_tokens": 10**6,
         "output_tokens": 10**6,
     }  # past all thresholds
-    told.answers += [
+    scenario.answers += [
         ask("POST", f"{it.running.control}{API}/apps/{APP}/usage", usage, Authorization=f"Bearer {token()}"),
         it.control("GET", f"{path}/secret", X_Retrieval_Token=retrieval),
         it.control("PUT", f"{API}/apps/{APP}/override", {"label": "economy", "reason": "r"}),
@@ -139,11 +139,11 @@ def _administrators_call(it: ObservedSidecar, told: Played) -> None:
     ]
 
 
-def _strangers_call(it: ObservedSidecar, told: Played) -> None:
+def _strangers_call(it: ObservedSidecar, scenario: Played) -> None:
     url, wrong = it.running.control, make_secret()
-    told.secrets["a wrong client secret"] = wrong
+    scenario.secrets["a wrong client secret"] = wrong
     page = {"X_Price_Keeper_Page": "1", "Origin": url}
-    told.answers += [
+    scenario.answers += [
         ask("GET", f"{url}{API}", X_API_Key=WRONG_KEY),
         ask("GET", f"{url}{API}", Authorization=f"Bearer {WRONG_TOKEN}"),
         ask("GET", f"{url}{API}", Authorization=f"Basic {WRONG_TOKEN}"),
@@ -158,15 +158,15 @@ def _strangers_call(it: ObservedSidecar, told: Played) -> None:
     ]
 
 
-def _look(it: ObservedSidecar, folder: Path, told: Played) -> None:
+def _look(it: ObservedSidecar, folder: Path, scenario: Played) -> None:
     url = it.running.control
     for path in ("/metrics", "/ready", "/health", "/", "/openapi.json", "/.well-known/jwks.json", "/status"):
-        told.places[path] = ask("GET", url + path).body
+        scenario.places[path] = ask("GET", url + path).body
     for path in (f"{API}/audit", f"{API}/apps/{APP}/aggregates/today", "/status/board", API, f"{API}/apps/{APP}"):
-        told.places[path] = it.control("GET", path).body
-    told.core_limit = _of_process(it, "limits").decode()
-    told.places["command line"] = _of_process(it, "cmdline")
-    told.places |= {f"open file {each.name}": each.read_bytes() for each in folder.rglob("*") if _is_kept(each)}
+        scenario.places[path] = it.control("GET", path).body
+    scenario.core_limit = _of_process(it, "limits").decode()
+    scenario.places["command line"] = _of_process(it, "cmdline")
+    scenario.places |= {f"open file {each.name}": each.read_bytes() for each in folder.rglob("*") if _is_kept(each)}
 
 
 def _of_process(it: ObservedSidecar, name: str) -> bytes:
@@ -174,9 +174,9 @@ def _of_process(it: ObservedSidecar, name: str) -> bytes:
     return path.read_bytes() if path.exists() else b""  # of Linux alone
 
 
-def _json(told: ObservedResponse) -> Any:
-    assert told.status in (200, 201), told.body
-    return json.loads(told.body)
+def _json(answer: ObservedResponse) -> Any:
+    assert answer.status in (200, 201), answer.body
+    return json.loads(answer.body)
 
 
 def _tail(jwt: str) -> str:

@@ -11,7 +11,7 @@ from price_keeper.errors import UpstreamUnavailable
 from price_keeper.upstream import upstream_health as module
 from price_keeper.upstream.relay import CREDENTIAL_ERRORS
 
-from tests.flow.test_failover import OK, SlowToConnect, asked, told
+from tests.flow.test_failover import OK, SlowToConnect, asked, log_lines
 from tests.support.port_harness import (
     ForwardingHandler,
     build_response,
@@ -45,7 +45,7 @@ async def test_refused_sidecar_credentials_become_503(kind: str) -> None:
             assert read_error_message(heard, 503, "ServiceUnavailableException") == OURS
             assert heard[b"retry-after"] == b"5"
             assert b"expired" not in heard.body
-        lines = told(rig)
+        lines = log_lines(rig)
         assert len(lines) == 1
         assert f"refuses the sidecar's own AWS credentials: {kind.partition(':')[0]}, on Thu, 01 Jan 1970" in lines[0]
         assert len(server.calls) == 2
@@ -61,7 +61,7 @@ async def test_next_endpoint_may_accept_credentials(protocol: str) -> None:
     ):
         heard = await asked(rig, protocol)
         assert (heard.status, heard.body) == (200, b"all is well")
-        assert len(told(rig)) == 1
+        assert len(log_lines(rig)) == 1
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ async def test_other_refusals_of_bedrock_are_unchanged(protocol: str, kind: str,
         heard = await asked(rig, protocol)
         assert (heard.status, heard.body) == (status, MESSAGE)
         assert heard[b"x-amzn-errortype"] == kind.encode()
-        assert told(rig) == []
+        assert log_lines(rig) == []
 
 
 @on_both_loops
@@ -96,7 +96,7 @@ async def test_readiness_detects_returned_endpoint() -> None:
             assert await reach.check() == "1 of 2 endpoints of Bedrock cannot be reached; the log says why"
             with socket.create_server((gone.host, gone.port)):
                 assert await reach.check() is None
-            assert len(told(rig)) == 1
+            assert len(log_lines(rig)) == 1
 
 
 @on_both_loops
@@ -113,7 +113,7 @@ async def test_refused_credentials_are_not_ready_until_renewed() -> None:
             await rig.pass_time(module.REFUSAL_TTL_SECONDS)
             assert await reach.check() is None
             await asked(rig)
-            assert len(told(rig)) == 2  # it is logged again
+            assert len(log_lines(rig)) == 2  # it is logged again
             reach.on_credentials_renewed()
             assert await reach.check() is None
 
@@ -130,10 +130,10 @@ async def test_silent_endpoint_does_not_block_readiness(monkeypatch: pytest.Monk
             await asked(rig)
             with SlowToConnect(gone.port) as slow:
                 async with asyncio.timeout(CHECK_TIMEOUT_SECONDS):
-                    told_of = await through.forwarder.health.check()
-                assert told_of == "1 of 2 endpoints of Bedrock cannot be reached; the log says why"
+                    trouble = await through.forwarder.health.check()
+                assert trouble == "1 of 2 endpoints of Bedrock cannot be reached; the log says why"
                 assert slow.begun == 1
-            assert len(told(rig)) == 1
+            assert len(log_lines(rig)) == 1
 
 
 @on_both_loops
@@ -149,7 +149,7 @@ async def test_unreachable_endpoint_does_not_affect_untried_ones() -> None:
             await asked(rig)
             assert await reach.check() == "1 of 2 endpoints of Bedrock cannot be reached; the log says why"
             assert server.calls == []
-            assert len(told(rig)) == 1
+            assert len(log_lines(rig)) == 1
 
 
 @on_both_loops
@@ -172,7 +172,7 @@ async def test_endpoint_refusing_keys_does_not_affect_others() -> None:
             assert reach.has_refused_credentials
             reach.on_credentials_renewed()
             assert await reach.check() is None
-            assert len(told(rig)) == 1
+            assert len(log_lines(rig)) == 1
 
 
 @on_both_loops
@@ -186,7 +186,7 @@ async def test_expired_credentials_are_refused_everywhere() -> None:
             await asked(rig)
             with pytest.raises(UpstreamUnavailable, match="refuses the sidecar's own"):
                 await through.forwarder.health.check()
-            assert len(told(rig)) == 1
+            assert len(log_lines(rig)) == 1
 
 
 @on_both_loops
@@ -203,4 +203,4 @@ async def test_unused_app_endpoint_is_forgotten() -> None:
                 await rig.pass_time(1)
                 assert through.forwarder.health.unreachable_count == 0
             assert await through.forwarder.health.check() is None
-            assert len(told(rig)) == 1
+            assert len(log_lines(rig)) == 1

@@ -109,9 +109,9 @@ def spend(
     run: Callable[..., subprocess.CompletedProcess[str]] = call_in_process,
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    told = run("spend", *arguments, folder=place, **TEST_CREDENTIALS, **environment)
-    assert told.returncode == 0, told.stderr
-    return told
+    result = run("spend", *arguments, folder=place, **TEST_CREDENTIALS, **environment)
+    assert result.returncode == 0, result.stderr
+    return result
 
 
 FOOT = [
@@ -122,9 +122,9 @@ FOOT = [
 
 
 def test_spend_of_today_is_shown(place: Path) -> None:
-    told = spend(place)
-    assert told.stderr == ""
-    assert told.stdout.splitlines() == [
+    result = spend(place)
+    assert result.stderr == ""
+    assert result.stdout.splitlines() == [
         f"Spend of today ({TODAY}), so far",
         "",
         "Org              App    Label           Requests  est.        Cost",
@@ -141,8 +141,8 @@ def test_spend_of_today_is_shown(place: Path) -> None:
 
 
 def test_filtered_spend_is_shown(place: Path) -> None:
-    told = spend(place, f"{YESTERDAY}..today", "--org", "acme", "--by", "day")
-    assert told.stdout.splitlines() == [
+    result = spend(place, f"{YESTERDAY}..today", "--org", "acme", "--by", "day")
+    assert result.stdout.splitlines() == [
         f"Spend of org acme, {YESTERDAY} to {TODAY}, so far",
         "",
         "Day         Requests  est.  Tokens  Units       Cost",
@@ -166,29 +166,29 @@ def test_empty_result_lists_known_names(place: Path) -> None:
         "Labels with spend: economy, guardrails, premium, unlabelled.c.d.",
     ]
     long_ago = TODAY - timedelta(days=90)
-    told = spend(place, str(long_ago), "--org", GHOST).stdout
-    assert told.startswith(f"Spend of org {GHOST}, {long_ago}: nothing\n")
+    output = spend(place, str(long_ago), "--org", GHOST).stdout
+    assert output.startswith(f"Spend of org {GHOST}, {long_ago}: nothing\n")
 
 
 def test_json_is_exact_and_complete(place: Path) -> None:
-    told = json.loads(spend(place, "--json", "--org", "Acme").stdout)
-    assert told["filters"] == {"org": ACME, "app": None, "label": None}
-    assert told["by"] == ["org", "app", "label", "day"]
-    assert {(row["app"], row["label"]): row["cost_usd_micros"] for row in told["rows"]} == {
+    document = json.loads(spend(place, "--json", "--org", "Acme").stdout)
+    assert document["filters"] == {"org": ACME, "app": None, "label": None}
+    assert document["by"] == ["org", "app", "label", "day"]
+    assert {(row["app"], row["label"]): row["cost_usd_micros"] for row in document["rows"]} == {
         ("shop", "premium"): "12345.000003",
         ("shop", "guardrails"): "1200",
         (None, "premium"): "411",
     }
-    assert Decimal(told["total"]["cost_usd_micros"]) * 10**6 == ACME_TODAY
-    assert (told["total"]["estimated_requests"], told["is_final"], told["notes"]) == (1, False, [NOTE])
-    assert told["rows"][0]["app_name"] == "Shop front"
+    assert Decimal(document["total"]["cost_usd_micros"]) * 10**6 == ACME_TODAY
+    assert (document["total"]["estimated_requests"], document["is_final"], document["notes"]) == (1, False, [NOTE])
+    assert document["rows"][0]["app_name"] == "Shop front"
 
 
 def test_csv_is_identical_to_file_and_pipe(place: Path) -> None:
-    told = spend(place, f"{YESTERDAY}..today", "--csv", run=price_keeper, PYTHONIOENCODING="ascii")
-    assert told.stderr == f"{NOTE}\n"
-    assert "Beta Läbs" in told.stdout
-    rows = list(csv.DictReader(StringIO(told.stdout)))
+    result = spend(place, f"{YESTERDAY}..today", "--csv", run=price_keeper, PYTHONIOENCODING="ascii")
+    assert result.stderr == f"{NOTE}\n"
+    assert "Beta Läbs" in result.stdout
+    rows = list(csv.DictReader(StringIO(result.stdout)))
     assert len(rows) == len(CALLS)
     paid = sum(calls * counts.pico for *_, calls, counts in CALLS)
     assert sum(Decimal(row["cost_usd"]) for row in rows) * 10**12 == paid
@@ -196,9 +196,9 @@ def test_csv_is_identical_to_file_and_pipe(place: Path) -> None:
 
 
 def test_focus_output_keeps_rules_and_cost(place: Path) -> None:
-    told = spend(place, f"{YESTERDAY}..today", "--focus", "--billing-account", "123456789012")
-    assert faults(told.stdout) == []
-    rows = list(csv.DictReader(StringIO(told.stdout)))
+    result = spend(place, f"{YESTERDAY}..today", "--focus", "--billing-account", "123456789012")
+    assert faults(result.stdout) == []
+    rows = list(csv.DictReader(StringIO(result.stdout)))
     assert len(rows) == len(CALLS)
     assert sum(Decimal(row["EffectiveCost"]) for row in rows) * 10**12 == sum(
         calls * counts.pico for *_, calls, counts in CALLS
@@ -216,8 +216,8 @@ def test_focus_output_keeps_rules_and_cost(place: Path) -> None:
 
 
 def test_data_dir_option_needs_no_configuration(place: Path) -> None:
-    told = spend(place.parent, "--data-dir", str(place / "data"), "--org", "Acme", "--focus")
-    assert {row["RegionId"] for row in csv.DictReader(StringIO(told.stdout))} == {"us-east-1"}
+    result = spend(place.parent, "--data-dir", str(place / "data"), "--org", "Acme", "--focus")
+    assert {row["RegionId"] for row in csv.DictReader(StringIO(result.stdout))} == {"us-east-1"}
 
 
 @pytest.mark.parametrize(
@@ -236,25 +236,29 @@ def test_data_dir_option_needs_no_configuration(place: Path) -> None:
     ],
 )
 def test_invalid_arguments_exit_2_with_allowed_values(place: Path, arguments: list[str], says: str) -> None:
-    told = call_in_process("spend", *arguments, folder=place)
-    assert (told.returncode, told.stdout) == (2, "")
-    assert says in " ".join(told.stderr.split())
-    assert "Traceback" not in told.stderr
+    result = call_in_process("spend", *arguments, folder=place)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert says in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
 
 
 def test_missing_store_is_reported(tmp_path: Path) -> None:
-    told = call_in_process("spend", folder=tmp_path)
-    assert (told.returncode, told.stdout) == (2, "")
-    assert "there is no config.yaml here; name one with --config FILE" in told.stderr
-    told = call_in_process("spend", "--data-dir", "data", folder=tmp_path)
-    assert (told.returncode, told.stdout) == (1, "")
-    assert told.stderr.startswith("price-keeper: there is no store in data/price-keeper.db: price-keeper serve or dev")
+    result = call_in_process("spend", folder=tmp_path)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "there is no config.yaml here; name one with --config FILE" in result.stderr
+    result = call_in_process("spend", "--data-dir", "data", folder=tmp_path)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith(
+        "price-keeper: there is no store in data/price-keeper.db: price-keeper serve or dev"
+    )
     assert not (tmp_path / "data").exists()
     (tmp_path / "other.db").write_bytes(b"not a database, but long enough to look like one" * 30)
     (tmp_path / "config.yaml").write_text(CONFIG.format(store="{engine: sqlite, path: ./other.db}"))
-    told = call_in_process("spend", folder=tmp_path)
-    assert told.returncode == 1
-    assert told.stderr.startswith("price-keeper: other.db is no SQLite database; store in the configuration says which")
+    result = call_in_process("spend", folder=tmp_path)
+    assert result.returncode == 1
+    assert result.stderr.startswith(
+        "price-keeper: other.db is no SQLite database; store in the configuration says which"
+    )
 
 
 def on_a_terminal(place: Path, **environment: str) -> str:
@@ -266,27 +270,27 @@ def on_a_terminal(place: Path, **environment: str) -> str:
     done = subprocess.run(
         command, cwd=place, env={**surroundings, **environment}, stdout=end, stderr=end, timeout=SECONDS, check=False
     )
-    told = os.read(main, 1 << 20).decode()
+    output = os.read(main, 1 << 20).decode()
     os.close(end)
     os.close(main)
-    assert done.returncode == 0, told
-    return told
+    assert done.returncode == 0, output
+    return output
 
 
 def test_colors_are_for_terminals_only(place: Path) -> None:
     assert "\x1b[36m█" in on_a_terminal(place)
     for without in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
-        told = on_a_terminal(place, **without)
-        assert "\x1b" not in told
-        assert "█" in told
+        shown = on_a_terminal(place, **without)
+        assert "\x1b" not in shown
+        assert "█" in shown
     assert "\x1b[36m" in on_a_terminal(place, NO_COLOR="")
 
 
 def test_ascii_terminal_gets_ascii(place: Path) -> None:
-    told = spend(place, "--by", "org", run=price_keeper, PYTHONIOENCODING="ascii").stdout
-    assert told.isascii()
-    assert "####" in told
-    assert "Beta L?bs" in told
+    output = spend(place, "--by", "org", run=price_keeper, PYTHONIOENCODING="ascii").stdout
+    assert output.isascii()
+    assert "####" in output
+    assert "Beta L?bs" in output
 
 
 def test_spend_is_readable_while_sidecar_runs(tmp_path: Path) -> None:
@@ -294,8 +298,8 @@ def test_spend_is_readable_while_sidecar_runs(tmp_path: Path) -> None:
     with sidecar(*arguments, folder=tmp_path):
         assert "nothing" in spend(tmp_path, "--data-dir", "data").stdout
         asyncio.run(_filled(tmp_path))
-        told = json.loads(spend(tmp_path, "--data-dir", "data", "--org", "Acme", "--json").stdout)
-        assert Decimal(told["total"]["cost_usd_micros"]) * 10**6 == ACME_TODAY
+        document = json.loads(spend(tmp_path, "--data-dir", "data", "--org", "Acme", "--json").stdout)
+        assert Decimal(document["total"]["cost_usd_micros"]) * 10**6 == ACME_TODAY
 
 
 async def test_spend_reads_dynamodb(tmp_path: Path, engines: Engines) -> None:
@@ -304,7 +308,7 @@ async def test_spend_reads_dynamodb(tmp_path: Path, engines: Engines) -> None:
     endpoint = engines.endpoints["ministack"]
     config = f'{{engine: dynamodb, endpoint: "{endpoint}", table_prefix: {PREFIX}, region: us-east-1}}'
     (tmp_path / "config.yaml").write_text(CONFIG.format(store=config))
-    told = json.loads((await asyncio.to_thread(spend, tmp_path, "--org", ACME, "--json")).stdout)
-    assert Decimal(told["total"]["cost_usd_micros"]) * 10**6 == ACME_TODAY
-    told = json.loads((await asyncio.to_thread(spend, tmp_path, "--org", BETA, "--json", "--by", "app")).stdout)
-    assert {row["app"]: row["cost_usd_micros"] for row in told["rows"]} == {"robot": "12000000", None: "1000000"}
+    document = json.loads((await asyncio.to_thread(spend, tmp_path, "--org", ACME, "--json")).stdout)
+    assert Decimal(document["total"]["cost_usd_micros"]) * 10**6 == ACME_TODAY
+    document = json.loads((await asyncio.to_thread(spend, tmp_path, "--org", BETA, "--json", "--by", "app")).stdout)
+    assert {row["app"]: row["cost_usd_micros"] for row in document["rows"]} == {"robot": "12000000", None: "1000000"}

@@ -65,9 +65,9 @@ async def test_events_start_with_everything_then_changes(api: ControlHarness) ->
         _, first = await events.next()
         assert {"at", "health", "trouble", "list", "scope", "course", "happened"} == first.keys()
         await spend(api, "one", "premium", 2)
-        told = await events.until("scope")
-        assert told["scope"]["labels"][0]["spent_usd_micros"] == "6000000"
-        assert "health" not in told
+        event = await events.until("scope")
+        assert event["scope"]["labels"][0]["spent_usd_micros"] == "6000000"
+        assert "health" not in event
         await api.ask("PUT", f"{SHOP}/override", OVERRIDE)
         await api.ask("GET", f"{SHOP}/model-selection?force_check=true")
         while (await events.until("scope"))["scope"]["override"] is None:
@@ -122,8 +122,8 @@ async def test_excess_listeners_are_refused_and_slots_released(api: ControlHarne
                 answer, events = await open_now.enter_async_context(open_events(api, **who))
                 await events.next()
             async with open_events(api, **who) as (refused, _):
-                told = await refused.json()
-                assert (refused.status, told["error"]) == (503, "unavailable")
+                document = await refused.json()
+                assert (refused.status, document["error"]) == (503, "unavailable")
                 assert refused.headers["Retry-After"] == f"{SUBSCRIBE_RETRY_SECONDS:.0f}"
             assert (await api.ask("GET", "/status/board", who=None, headers=who)).status == 200
         assert len(api.parts.page.subscriptions) == MAX_ADMIN_PAGES + MAX_PAGES_PER_CLIENT
@@ -149,8 +149,8 @@ async def test_ended_session_ends_its_stream(api: ControlHarness) -> None:
     async with open_events(api, IN_FULL, Cookie=browser.cookie, **PAGE) as (_, events):
         await events.next()
         await browser.ask("DELETE", "/status/session")
-        while (told := await events.next())[0] != "end":
-            assert told[0] == "message"
+        while (event := await events.next())[0] != "end":
+            assert event[0] == "message"
         with pytest.raises(StopAsyncIteration):
             await events.next()
 
@@ -197,7 +197,7 @@ def test_spend_without_listeners_is_in_history(tmp_path: Path) -> None:
         usage = {"request_id": "one", "label": "premium", "input_tokens": 1000, "output_tokens": 0}
         ask(f"{SHOP}/usage", usage)
         time.sleep(2.1)  # times have whole seconds
-        told = ask(f"/status/board{IN_FULL}")
-        points = told["course"].get("premium") or ask(f"/status/board{IN_FULL}")["course"]["premium"]
+        reported = ask(f"/status/board{IN_FULL}")
+        points = reported["course"].get("premium") or ask(f"/status/board{IN_FULL}")["course"]["premium"]
         assert points[0][1] == 3000
         assert points[-1][0] - points[0][0] >= 1

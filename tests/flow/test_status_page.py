@@ -112,8 +112,8 @@ async def test_every_page_file_has_its_content_type_and_nothing_else_is_served(a
 
 
 async def test_signed_out_visitor_sees_nothing(shop: ControlHarness) -> None:
-    told = await Browser(shop).ask("GET", "/status/session")
-    assert (told.status, told.body["is_signed_in"], told.body["org"]) == (200, False, None)
+    reported = await Browser(shop).ask("GET", "/status/session")
+    assert (reported.status, reported.body["is_signed_in"], reported.body["org"]) == (200, False, None)
     for path in ("/status/board", "/status/events", f"{SHOP}/what-if?label=premium&quota_usd_micros=1"):
         answer = await Browser(shop).ask("GET", path)
         assert (answer.status, "Acme" in answer.raw.decode()) == (401, False)
@@ -225,9 +225,9 @@ async def test_session_ends_with_its_expiry_token_or_key(shop: ControlHarness, m
         assert (await admin.ask("GET", "/status/board")).status == 401
     shop.clock.ahead += SESSION_SECONDS  # type: ignore[attr-defined]
     assert (await admin.ask("GET", "/status/board")).status == 401
-    told = await admin.ask("GET", "/status/session")
-    assert (told.status, told.body["is_signed_in"]) == (200, False)
-    assert "Max-Age=0" in told.headers["Set-Cookie"]
+    answer = await admin.ask("GET", "/status/session")
+    assert (answer.status, answer.body["is_signed_in"]) == (200, False)
+    assert "Max-Age=0" in answer.headers["Set-Cookie"]
 
 
 async def test_page_session_and_access_token_are_not_interchangeable(shop: ControlHarness) -> None:
@@ -235,8 +235,8 @@ async def test_page_session_and_access_token_are_not_interchangeable(shop: Contr
     await browser.sign_in_as(ORG, "shop")
     assert browser.cookie is not None
     name, _, session = browser.cookie.partition("=")
-    told = jwt.decode(session, options={"verify_signature": False})
-    assert (told["aud"], told["scope"]) == ("price-keeper-page", "page")
+    claims = jwt.decode(session, options={"verify_signature": False})
+    assert (claims["aud"], claims["scope"]) == ("price-keeper-page", "page")
     for check in (shop.tokens.verify_access, shop.tokens.verify_refresh, shop.tokens.verify_any):
         with pytest.raises(AccessDenied):
             check(session)
@@ -283,9 +283,9 @@ async def test_foreign_page_changes_and_reads_nothing(shop: ControlHarness) -> N
         for path in ("/status/board", "/status/events", API):
             assert (await shop.ask("GET", path, who=None, headers=headers)).status in (401, 403)
     for method, headers in (("POST", foreign), ("DELETE", foreign), ("POST", {}), ("DELETE", {})):
-        told = cookie | PAGE | headers
+        sent = cookie | PAGE | headers
         answer = await shop.ask(
-            method, "/status/session", {"kind": "admin", "secret": ADMIN_KEY}, who=None, headers=told
+            method, "/status/session", {"kind": "admin", "secret": ADMIN_KEY}, who=None, headers=sent
         )
         assert (answer.status, "Set-Cookie" in answer.headers) == (403, False)
     # No preflight allows the header from elsewhere, and nothing was done.
@@ -305,9 +305,9 @@ async def test_visitors_see_only_their_own_data(shop: ControlHarness) -> None:
     await put(shop, "till", org=OTHER, org_name="Rival")
     await put(shop, "bot")
     for who, rows in ((("admin"), {"shop", "bot", "till"}), ((ORG, None), {"shop", "bot"}), ((ORG, "shop"), {"shop"})):
-        told = await _board(shop, who)
-        assert {row["app"] for row in told.body["list"]["rows"]} == rows, who
-        assert ("Rival" in told.raw.decode()) is (who == "admin")
+        reported = await _board(shop, who)
+        assert {row["app"] for row in reported.body["list"]["rows"]} == rows, who
+        assert ("Rival" in reported.raw.decode()) is (who == "admin")
     for who, query, status in (
         ((ORG, "shop"), f"?org={ORG}&app=shop", 200),
         ((ORG, "shop"), f"?org={ORG}&app=bot", 403),
@@ -357,12 +357,12 @@ async def test_every_budget_is_found_by_page_and_name(api: ControlHarness) -> No
     ]
     found, after = list[tuple[str, str | None]](), ""
     while True:
-        told = (await _board(api, "admin", f"?after={after}")).body["list"]
-        assert len(told["rows"]) <= MAX_ROWS
-        found += [(row["org"], row["app"]) for row in told["rows"]]
-        if told["cursor"] is None:
+        page = (await _board(api, "admin", f"?after={after}")).body["list"]
+        assert len(page["rows"]) <= MAX_ROWS
+        found += [(row["org"], row["app"]) for row in page["rows"]]
+        if page["cursor"] is None:
             break
-        after = told["cursor"]
+        after = page["cursor"]
     assert found == expected
     for search, expected in (
         ("org 13", [(orgs[13], f"app-{app}") for app in range(3)]),
@@ -380,10 +380,10 @@ async def test_long_search_is_bounded_and_resumable(api: ControlHarness, monkeyp
     for org in orgs:
         await put(api, "web", "wanted" if org == orgs[-1] else "other", org=org)
     pages, after = 0, ""
-    while not (told := (await _board(api, "admin", f"?search=wanted&after={after}")).body["list"])["rows"]:
-        pages, after = pages + 1, told["cursor"]
+    while not (page := (await _board(api, "admin", f"?search=wanted&after={after}")).body["list"])["rows"]:
+        pages, after = pages + 1, page["cursor"]
         assert after is not None
-    assert [(row["org"], row["app"]) for row in told["rows"]] == [(orgs[-1], "wanted")]
+    assert [(row["org"], row["app"]) for row in page["rows"]] == [(orgs[-1], "wanted")]
     assert pages > 5
 
 
@@ -392,9 +392,9 @@ async def test_long_search_is_bounded_and_resumable(api: ControlHarness, monkeyp
 
 async def test_board_shows_spend_labels_and_events(shop: ControlHarness) -> None:
     await spend(shop, "one", "premium", 1)
-    told = (await _board(shop, (ORG, "shop"), f"?org={ORG}&app=shop")).body
-    assert (told["health"]["status"], told["trouble"]) == ("ready", None)
-    scope = told["scope"]
+    board = (await _board(shop, (ORG, "shop"), f"?org={ORG}&app=shop")).body
+    assert (board["health"]["status"], board["trouble"]) == ("ready", None)
+    scope = board["scope"]
     assert (scope["org_name"], scope["app"], scope["serves"], scope["active_label"]) == (
         "Acme",
         "shop",
@@ -403,7 +403,7 @@ async def test_board_shows_spend_labels_and_events(shop: ControlHarness) -> None
     )
     premium = scope["labels"][0]
     assert (premium["spent_usd_micros"], premium["quota_pct"]) == ("3000000", 30)
-    assert told["course"]["premium"][-1][1] == 3_000_000
+    assert board["course"]["premium"][-1][1] == 3_000_000
     assert (scope["pace"]["premium"], scope["reached"]["premium"]["state"]) == (None, "unknown")
     shop.clock.ahead += 1800  # type: ignore[attr-defined]
     await spend(shop, "two", "premium", 1)
@@ -416,12 +416,12 @@ async def test_board_shows_spend_labels_and_events(shop: ControlHarness) -> None
     await shop.ask("PUT", f"{SHOP}/override", OVERRIDE | {"reason": "<b>bold</b>"})
     await shop.ask("GET", f"{SHOP}/model-selection?force_check=true")
     shop.clock.ahead += 1  # type: ignore[attr-defined]
-    told = (await _board(shop, (ORG, "shop"), f"?org={ORG}&app=shop")).body
-    assert (told["scope"]["serves"], told["scope"]["override"]["reason"]) == ("economy", "<b>bold</b>")
-    assert told["scope"]["reached"]["premium"]["state"] == "reached"
-    moved = [each for each in told["happened"] if each["kind"] == "moved"]
+    board = (await _board(shop, (ORG, "shop"), f"?org={ORG}&app=shop")).body
+    assert (board["scope"]["serves"], board["scope"]["override"]["reason"]) == ("economy", "<b>bold</b>")
+    assert board["scope"]["reached"]["premium"]["state"] == "reached"
+    moved = [each for each in board["happened"] if each["kind"] == "moved"]
     assert [(each["before"], each["label"]) for each in moved] == [("premium", "economy")]
-    row = told["list"]["rows"][0]
+    row = board["list"]["rows"][0]
     assert (row["serves"], row["is_overridden"], row["labels"][0]["mode"]) == ("economy", True, "EXCEEDED")
 
 
@@ -438,10 +438,10 @@ async def test_board_reads_totals_unknown_to_process(shop: ControlHarness) -> No
     shop.parts.page.spend_history.record(counter, 4 * 10**12, shop.clock.now())
     for _ in range(200):
         shop.clock.ahead += 1  # type: ignore[attr-defined]
-        told = (await _board(shop, "admin", query)).body
-        if told["scope"]["labels"][0]["spent_usd_micros"] == "4000000":
+        board = (await _board(shop, "admin", query)).body
+        if board["scope"]["labels"][0]["spent_usd_micros"] == "4000000":
             return
-    raise AssertionError(json.dumps(told["scope"]["labels"]))
+    raise AssertionError(json.dumps(board["scope"]["labels"]))
 
 
 def _period(api: ControlHarness) -> str:
@@ -451,9 +451,9 @@ def _period(api: ControlHarness) -> str:
 async def test_what_if_changes_nothing(shop: ControlHarness) -> None:
     await spend(shop, "one", "premium", 2)
     before = (await shop.ask("GET", API)).raw
-    told = await shop.ask("GET", f"{SHOP}/what-if?label=premium&quota_usd_micros=5000000", who=(ORG, "shop"))
-    assert (told.body["as_it_is"]["serves"], told.body["as_it_would_be"]["serves"]) == ("premium", "economy")
-    assert told.body["as_it_would_be"]["labels"][0]["quota_pct"] == 120
+    answer = await shop.ask("GET", f"{SHOP}/what-if?label=premium&quota_usd_micros=5000000", who=(ORG, "shop"))
+    assert (answer.body["as_it_is"]["serves"], answer.body["as_it_would_be"]["serves"]) == ("premium", "economy")
+    assert answer.body["as_it_would_be"]["labels"][0]["quota_pct"] == 120
     assert (await shop.ask("GET", f"{SHOP}/model-selection")).body["active_label"] == "premium"
     assert (await shop.ask("GET", API)).raw == before
     whole = "label=premium&quota_usd_micros="

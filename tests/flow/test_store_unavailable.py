@@ -105,9 +105,9 @@ async def test_store_outage_above_unflushed_limit_refuses_calls(tmp_path: Path, 
         }
         with pytest.raises(ClientError, match=words[policy]) as refused:
             await load(port, count=100)
-        told = refused.value.response
-        assert told["Error"]["Code"] == "ServiceUnavailableException"
-        assert told["ResponseMetadata"]["HTTPHeaders"]["retry-after"] == "5"
+        response = refused.value.response
+        assert response["Error"]["Code"] == "ServiceUnavailableException"
+        assert response["ResponseMetadata"]["HTTPHeaders"]["retry-after"] == "5"
         assert used(port)[0] < 200 if policy == "serve" else used(port)[0] == 4
         stores[0].is_away = False
         assert await port.recording.flusher.flush()

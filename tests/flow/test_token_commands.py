@@ -57,8 +57,8 @@ def test_token_is_printed_alone_or_as_json(running: Running) -> None:
     plain = running.token()
     assert (plain.returncode, plain.stderr) == (0, "")
     assert re.fullmatch(r"[\w-]+\.[\w-]+\.[\w-]+\n", plain.stdout)
-    told = json.loads(running.token("--json").stdout)
-    assert {"access_token", "refresh_token", "expires_in", "session_id"} <= told.keys()
+    document = json.loads(running.token("--json").stdout)
+    assert {"access_token", "refresh_token", "expires_in", "session_id"} <= document.keys()
 
 
 def test_printed_environment_lets_app_call(running: Running) -> None:
@@ -119,18 +119,18 @@ def test_rotate_prints_new_secret_and_old_one_has_grace(running: Running) -> Non
     assert "stays good for 2 h" in done.stderr
     new = done.stdout.strip()
     assert running.token().returncode == running.token(secret=new).returncode == 0
-    told = json.loads(running.rotate("--grace", "0", "--json").stdout)
-    assert told.keys() == {"client_id", "client_secret", "grace_hours"}
+    document = json.loads(running.rotate("--grace", "0", "--json").stdout)
+    assert document.keys() == {"client_id", "client_secret", "grace_hours"}
     assert running.token().returncode == 1
-    running.secret = told["client_secret"]
+    running.secret = document["client_secret"]
     assert running.token().returncode == 0
 
 
 def test_retrieval_token_can_be_printed_for_others(running: Running) -> None:
     done = running.rotate("--token-only")
     assert re.fullmatch(r"[\w-]{43}\n", done.stdout)
-    told = json.loads(running.rotate("--token-only", "--json").stdout)
-    assert {"client_id", "secret_retrieval_token", "secret_retrieval_expires_at"} <= told.keys()
+    document = json.loads(running.rotate("--token-only", "--json").stdout)
+    assert {"client_id", "secret_retrieval_token", "secret_retrieval_expires_at"} <= document.keys()
     assert running.token().returncode == 0
 
 
@@ -162,8 +162,8 @@ MISTAKES = [
 @pytest.mark.parametrize(("arguments", "words"), MISTAKES)
 def test_command_mistake_is_reported_without_request(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
     (tmp_path / "empty").write_text("\n")
-    told = {"PRICE_KEEPER_API_KEY": "k" * 30 if "--api" in arguments else "", "PRICE_KEEPER_CLIENT_SECRET": ""}
-    done = call_in_process(*arguments, folder=tmp_path, **told)
+    environment = {"PRICE_KEEPER_API_KEY": "k" * 30 if "--api" in arguments else "", "PRICE_KEEPER_CLIENT_SECRET": ""}
+    done = call_in_process(*arguments, folder=tmp_path, **environment)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
 

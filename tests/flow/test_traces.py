@@ -67,18 +67,18 @@ def _nothing_is_exported_any_more() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
     with otlp_receiver() as receiver, bedrock_process() as bedrock:
-        told = Traced(receiver)
+        recorded = Traced(receiver)
         folder = tmp_path_factory.mktemp("traced")
         with run_observed(folder, bedrock.url, telemetry=telemetry(receiver)) as it:
-            _call_everything(it, told, bedrock)
-            told.answers["metrics"] = ObservedResponse(200, {}, it.scrape().text.encode())
+            _call_everything(it, recorded, bedrock)
+            recorded.answers["metrics"] = ObservedResponse(200, {}, it.scrape().text.encode())
             assert it.running.stop() == 0  # which exports what is left
-        yield told
+        yield recorded
 
 
-def _call_everything(it: ObservedSidecar, told: Traced, bedrock: BedrockProcess) -> None:
+def _call_everything(it: ObservedSidecar, recorded: Traced, bedrock: BedrockProcess) -> None:
     body = {"messages": [{"role": "user", "content": [{"text": PROMPT}]}]}
-    answers = told.answers
+    answers = recorded.answers
     answers["converse"] = it.call(body=body, traceparent=SAMPLED, tracestate="vendor=1")
     answers["stream"] = it.call("economy", "converse-stream", body)
     answers["unsampled"] = it.call(traceparent=UNSAMPLED)
@@ -93,19 +93,19 @@ def _call_everything(it: ObservedSidecar, told: Traced, bedrock: BedrockProcess)
     bedrock.plan({"fault": "cut", "after_frames": 2})
     it.cut_off()
     for entry in bedrock.ledger()["entries"]:
-        told.upstream[entry["request_id"]] = {name.lower(): value for name, value in entry["headers"]}
+        recorded.upstream[entry["request_id"]] = {name.lower(): value for name, value in entry["headers"]}
 
 
 def test_span_follows_conventions(traced: Traced) -> None:
     span, answer = traced.span("converse"), traced.answers["converse"]
     usage = json.loads(answer.body)["usage"]
-    told = span.attributes
+    attributes = span.attributes
     model = "anthropic.claude-sonnet-4-5-20250929-v1:0"
     assert (span.name, span.kind, span.is_error) == ("chat premium", CLIENT, False)
-    assert told.pop("price_keeper.cost_usd") == pytest.approx(
+    assert attributes.pop("price_keeper.cost_usd") == pytest.approx(
         (usage["inputTokens"] * 3 + usage["outputTokens"] * 15) / 1e6
     )
-    assert told == {
+    assert attributes == {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "aws.bedrock",
         "gen_ai.request.model": "premium",

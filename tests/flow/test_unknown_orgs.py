@@ -31,9 +31,9 @@ def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObservedSidecar]:
 
 def until_served(call: Callable[[], ObservedResponse]) -> None:
     deadline = time.monotonic() + SECONDS
-    while (told := call()).status != 200:
-        assert told.status == 403
-        assert time.monotonic() < deadline, told
+    while (answer := call()).status != 200:
+        assert answer.status == 403
+        assert time.monotonic() < deadline, answer
         time.sleep(0.1)
 
 
@@ -52,15 +52,17 @@ def test_unregistered_org_is_refused_and_served_once_put(it: ObservedSidecar) ->
 def test_chat_completion_of_unregistered_org_is_refused(it: ObservedSidecar) -> None:
     org = str(uuid4())
     body = {"model": "premium", "messages": [{"role": "user", "content": "Hello"}]}
-    told = ask("POST", f"{it.running.data}/openai/v1/chat/completions", body, Authorization=f"Bearer {token(org=org)}")
-    assert told.status == 403
-    assert org in told.body.decode()
+    answer = ask(
+        "POST", f"{it.running.data}/openai/v1/chat/completions", body, Authorization=f"Bearer {token(org=org)}"
+    )
+    assert answer.status == 403
+    assert org in answer.body.decode()
 
 
 def test_model_selection_of_unregistered_org_shows_no_label(it: ObservedSidecar) -> None:
-    told = it.control("GET", f"/api/v1/orgs/{uuid4()}/model-selection")
-    assert told.status == 200
-    served = {each["label"]: each["served_by"] for each in json.loads(told.body)["labels"]}
+    answer = it.control("GET", f"/api/v1/orgs/{uuid4()}/model-selection")
+    assert answer.status == 200
+    served = {each["label"]: each["served_by"] for each in json.loads(answer.body)["labels"]}
     assert [served[label] for label in ("premium", "standard", "economy")] == [None] * 3
 
 

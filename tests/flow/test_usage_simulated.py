@@ -138,9 +138,9 @@ async def test_cached_converse_usage_matches_ledger(bedrock, ask):
     marked = {"messages": [{"role": "user", "content": [{"text": LONG}, mark, {"text": "and now?"}]}]}
     for number in range(3):
         _, answer = await ask(path_of(CLAUDE, "converse-stream"), marked)
-        told = watched(ConverseStream(), CONVERSE_FRAME_LIMITS, answer).usage()
-        assert told == truth(bedrock)
-        assert (told.cache_write_1h > 0, told.cache_read > 0) == (number == 0, number > 0)
+        usage = watched(ConverseStream(), CONVERSE_FRAME_LIMITS, answer).usage()
+        assert usage == truth(bedrock)
+        assert (usage.cache_write_1h > 0, usage.cache_read > 0) == (number == 0, number > 0)
 
 
 # ---------------------------------------------------------------- InvokeModel
@@ -202,8 +202,8 @@ async def test_stream_cut_before_last_chunk_is_estimated(bedrock, ask, name):
         stream = InvocationStream(headers)
         for frame in frames[:length]:
             stream.add_frame(frame)
-        told, partial = stream.usage(), stream.partial_usage()
-        assert told is None or (told, length) == (expected, len(frames) - 1)  # Claude's message_delta has said it
+        usage, partial = stream.usage(), stream.partial_usage()
+        assert usage is None or (usage, length) == (expected, len(frames) - 1)  # Claude's message_delta has said it
         assert partial is None or partial.input == expected.input
         assert 0 <= stream.estimate_output() <= 2 * expected.output + 50
         assert stream.estimate_output() > 0 or length == 0
@@ -244,9 +244,9 @@ async def test_chat_stream_without_usage_is_estimated(bedrock, ask):
 async def test_guardrail_usage_matches_ledger(bedrock, ask):
     content = [{"text": {"text": "word " * 900}}, {"image": {"format": "png", "source": {"bytes": "aGk="}}}]
     _, answer = await ask("/guardrail/gr1/version/1/apply", {"source": "INPUT", "content": content})
-    told = model_families.read_guardrail(json.loads(answer))
-    assert told == truth(bedrock)
-    assert (told.units["contentPolicyUnits"], told.units["contentPolicyImageUnits"]) == (5, 1)
+    document = model_families.read_guardrail(json.loads(answer))
+    assert document == truth(bedrock)
+    assert (document.units["contentPolicyUnits"], document.units["contentPolicyImageUnits"]) == (5, 1)
 
 
 async def test_guardrail_checks_match_ledger(bedrock, ask):

@@ -322,10 +322,10 @@ async def test_alert_travels_from_threshold_to_receiver(server: Server, tmp_path
     first, second = server.got
     assert first.body == second.body
     assert first.headers["x-price-keeper-delivery"] == second.headers["x-price-keeper-delivery"]
-    told = json.loads(first.body)
-    assert told.pop("id") == first.headers["x-price-keeper-delivery"]
-    assert told.pop("raised_at").endswith("Z")
-    assert told == {
+    payload = json.loads(first.body)
+    assert payload.pop("id") == first.headers["x-price-keeper-delivery"]
+    assert payload.pop("raised_at").endswith("Z")
+    assert payload == {
         "type": "threshold",
         "org": whom.org,
         "app": "my-app",

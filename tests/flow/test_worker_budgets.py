@@ -29,7 +29,7 @@ CALL_MS = 150
 FLUSH_SECONDS = 0.3  # at most, as `Lineup` has it
 QUIET_SECONDS = 3.0  # without a call of the dearer label: then both know
 MESSAGES = [{"role": "user", "content": [{"text": "hello"}]}]
-_LOOKS = re.compile(r'^\w*budget_looks_total{worker="(\d)",failed="false"} (\d+)', re.MULTILINE)
+_READS = re.compile(r'^\w*budget_looks_total{worker="(\d)",failed="false"} (\d+)', re.MULTILINE)
 
 
 def cost(entry: dict[str, Any]) -> float:
@@ -43,11 +43,11 @@ def cost(entry: dict[str, Any]) -> float:
 class Calls(ThreadGroup):
     """Each call on a connection of its own, so that it may come to either worker."""
 
-    def __init__(self, crew: WorkerProcesses) -> None:
+    def __init__(self, workers: WorkerProcesses) -> None:
         super().__init__()
         self.dearer_at = time.monotonic()
         self.statuses: set[int] = set()
-        self._crew = crew
+        self._crew = workers
         self._threads = [threading.Thread(target=self._call_on) for _ in range(CALLERS)]
 
     def _call_on(self) -> None:
@@ -62,15 +62,15 @@ class Calls(ThreadGroup):
         return time.monotonic() - self.dearer_at > QUIET_SECONDS
 
 
-class Looks:
+class BudgetReads:
     """When each worker was seen to have looked at the store."""
 
     def __init__(self) -> None:
         self._counts = {"0": 0, "1": 0}
         self._at = {number: [time.time()] for number in self._counts}
 
-    def look(self, crew: WorkerProcesses) -> None:
-        for number, count in _LOOKS.findall(crew.metrics()):
+    def look(self, workers: WorkerProcesses) -> None:
+        for number, count in _READS.findall(workers.metrics()):
             if int(count) > self._counts[number]:
                 self._counts[number] = int(count)
                 self._at[number].append(time.time())
@@ -86,15 +86,15 @@ def test_two_workers_share_quota_like_two_sidecars(tmp_path: Path) -> None:
     with bedrock_process("--ledger", str(file)) as bedrock:
         quota = _quota(bedrock.url, file)
         bedrock.plan(always={"latency_ms": CALL_MS})
-        lineup, looks = build_setup(tmp_path, bedrock.url, 2), Looks()
+        lineup, reads = build_setup(tmp_path, bedrock.url, 2), BudgetReads()
         asyncio.run(_budgeted(lineup, quota))
-        with run_workers(lineup) as crew:
-            with Calls(crew) as calls:
-                wait_until(lambda: looks.look(crew) or calls.is_over)
-            shares = crew.samples("recorded_requests_total")
-            assert crew.running.stop() == 0
+        with run_workers(lineup) as workers:
+            with Calls(workers) as calls:
+                wait_until(lambda: reads.look(workers) or calls.is_over)
+            shares = workers.samples("recorded_requests_total")
+            assert workers.running.stop() == 0
     served = [entry for entry in read_ledger(file)[1:] if cost(entry)]
-    figures = _figures(served, quota, looks)
+    figures = _figures(served, quota, reads)
     spent = sum(map(cost, served))
     print(f"quota {quota:g}, spent {spent:g}, bound {bound(figures):g} of {figures}; {shares}")
     assert calls.statuses == {200}
@@ -118,7 +118,7 @@ async def _budgeted(lineup: SidecarSetup, quota: float, **more: Value) -> None:
     await store.close()
 
 
-def _figures(served: list[dict[str, Any]], quota: float, looks: Looks) -> Figures:
+def _figures(served: list[dict[str, Any]], quota: float, reads: BudgetReads) -> Figures:
     so_far, reached = 0.0, served[-1]["arrived"]
     for entry in served:
         so_far += cost(entry)
@@ -128,7 +128,7 @@ def _figures(served: list[dict[str, Any]], quota: float, looks: Looks) -> Figure
     before = [entry for entry in served if entry["arrived"] <= reached]
     in_flight = sum(cost(entry) for entry in before if entry["arrived"] > reached - CALL_MS / 1000)
     burn = sum(map(cost, before)) / (reached - before[0]["arrived"])
-    return Figures(burn, FLUSH_SECONDS, looks.longest(reached, served[-1]["arrived"]), 0.0, in_flight)
+    return Figures(burn, FLUSH_SECONDS, reads.longest(reached, served[-1]["arrived"]), 0.0, in_flight)
 
 
 WORKERS = 3
@@ -137,10 +137,10 @@ HARD_CALLS = 20  # that a hard budget lasts for, if they had long answers
 MOST = 240  # calls: a third of them alone, for each worker, would be more than there is for all
 
 
-def _asked(crew: WorkerProcesses) -> Counter[int]:
+def _asked(workers: WorkerProcesses) -> Counter[int]:
     """By status. Each on a connection of its own, so that it may come to any worker."""
     with ThreadPoolExecutor(CALLERS) as callers:
-        return Counter(status for status, _ in callers.map(lambda _: crew.call(), range(MOST)))
+        return Counter(status for status, _ in callers.map(lambda _: workers.call(), range(MOST)))
 
 
 def test_rate_limit_is_shared_by_workers(tmp_path: Path) -> None:
@@ -152,11 +152,11 @@ def test_rate_limit_is_shared_by_workers(tmp_path: Path) -> None:
     with bedrock_process() as bedrock:
         lineup = build_setup(tmp_path, bedrock.url, WORKERS)
         asyncio.run(limited())
-        with run_workers(lineup) as crew:
+        with run_workers(lineup) as workers:
             began = time.monotonic()
-            statuses = _asked(crew)
-            seconds, shares = time.monotonic() - began, crew.samples("recorded_requests_total")
-            assert crew.running.stop() == 0
+            statuses = _asked(workers)
+            seconds, shares = time.monotonic() - began, workers.samples("recorded_requests_total")
+            assert workers.running.stop() == 0
     print(f"{statuses} in {seconds:.1f} s; {shares}")
     assert set(statuses) == {200, 429}
     assert all(shares.values())
@@ -170,10 +170,10 @@ def test_hard_budget_is_shared_by_workers(tmp_path: Path) -> None:
         bedrock.plan(always={"latency_ms": 20})
         lineup = build_setup(tmp_path, bedrock.url, WORKERS)
         asyncio.run(_budgeted(lineup, quota, enforcement="hard"))
-        with run_workers(lineup) as crew:
-            crew.turn = json.dumps({"messages": MESSAGES, "inferenceConfig": {"maxTokens": 100}}).encode()
-            statuses, shares = _asked(crew), crew.samples("requests_total")
-            assert crew.running.stop() == 0
+        with run_workers(lineup) as workers:
+            workers.turn = json.dumps({"messages": MESSAGES, "inferenceConfig": {"maxTokens": 100}}).encode()
+            statuses, shares = _asked(workers), workers.samples("requests_total")
+            assert workers.running.stop() == 0
     spent = sum(map(cost, read_ledger(file)[1:]))
     print(f"quota {quota:g}, spent {spent:g}; {statuses}; {shares}")
     assert set(statuses) <= {200, 400, 429}

@@ -47,10 +47,10 @@ def folders(lineup: SidecarSetup) -> list[str]:
 
 def _left_by_three(folder: Path, bedrock: str) -> SidecarSetup:
     lineup = build_setup(folder, bedrock, 3, journal=SLOW)
-    with run_workers(lineup) as crew:
-        assert {crew.call()[0] for _ in range(CALLS)} == {200}
-        assert all(crew.samples("unflushed_usd").values())
-        crew.kill_all()
+    with run_workers(lineup) as workers:
+        assert {workers.call()[0] for _ in range(CALLS)} == {200}
+        assert all(workers.samples("unflushed_usd").values())
+        workers.kill_all()
     assert requests_in(lineup) == 0
     assert folders(lineup) == ["worker-1", "worker-2"]
     return lineup
@@ -62,10 +62,10 @@ def test_one_process_flushes_journals_of_three(tmp_path: Path, bedrock: BedrockP
     assert "segments that wait to be brought to the store: 3" in found.stdout
     build_setup(tmp_path, bedrock.url, 1, journal=SLOW | {"flush_interval_secs": 0.1, "flush_interval_max_secs": 0.1})
     lineup.options = ()
-    with run_workers(lineup) as crew:
+    with run_workers(lineup) as workers:
         wait_until(lambda: folders(lineup) == [])
         assert requests_in(lineup) == CALLS
-        assert crew.running.stop() == 0
+        assert workers.running.stop() == 0
     assert requests_in(lineup) == CALLS
 
 
@@ -76,25 +76,25 @@ def test_store_outage_keeps_orphaned_journals_as_unflushed(tmp_path: Path, bedro
     store = sqlite3.connect(lineup.folder / "price-keeper.db", isolation_level=None)
     # Refuses every flush from the first one on. A lock on the file would keep the process from starting.
     store.execute("""CREATE TRIGGER away BEFORE INSERT ON "request-dedup" BEGIN SELECT RAISE(ABORT, 'away'); END""")
-    with closing(store), run_workers(lineup) as crew:
-        wait_until(lambda: "spend cannot be flushed, and waits in the journal" in crew.running.errors)
-        assert "price_keeper_journal_segments_waiting 3\n" in crew.metrics()
+    with closing(store), run_workers(lineup) as workers:
+        wait_until(lambda: "spend cannot be flushed, and waits in the journal" in workers.running.errors)
+        assert "price_keeper_journal_segments_waiting 3\n" in workers.metrics()
         assert folders(lineup) == ["worker-1", "worker-2"]
-        assert "price_keeper_unflushed_usd 0\n" not in crew.metrics()
+        assert "price_keeper_unflushed_usd 0\n" not in workers.metrics()
         store.execute("DROP TRIGGER away")
         wait_until(lambda: folders(lineup) == [])
         assert requests_in(lineup) == CALLS
-        assert "price_keeper_unflushed_usd 0\n" in crew.metrics()
-        assert crew.running.stop() == 0
+        assert "price_keeper_unflushed_usd 0\n" in workers.metrics()
+        assert workers.running.stop() == 0
 
 
 def test_fewer_workers_keep_their_own_journals(tmp_path: Path, bedrock: BedrockProcess) -> None:
     lineup = _left_by_three(tmp_path, bedrock.url)
     build_setup(tmp_path, bedrock.url, 2, journal=SLOW | {"flush_interval_secs": 0.1, "flush_interval_max_secs": 0.1})
     lineup.options = ("--workers", "2")
-    with run_workers(lineup) as crew:
+    with run_workers(lineup) as workers:
         wait_until(lambda: requests_in(lineup) == CALLS and folders(lineup) == ["worker-1"])
-        assert crew.running.stop() == 0
+        assert workers.running.stop() == 0
     assert requests_in(lineup) == CALLS
 
 

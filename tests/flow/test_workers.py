@@ -43,7 +43,7 @@ def bedrock() -> Iterator[BedrockProcess]:
 
 
 @pytest.fixture
-def crew(tmp_path: Path, bedrock: BedrockProcess, sockets: Path) -> Iterator[WorkerProcesses]:
+def workers(tmp_path: Path, bedrock: BedrockProcess, sockets: Path) -> Iterator[WorkerProcesses]:
     with run_workers(build_setup(tmp_path, bedrock.url, WORKERS)) as running:
         yield running
     assert "Traceback" not in running.running.errors
@@ -55,27 +55,30 @@ def sockets() -> Iterator[Path]:
         yield folder
 
 
-def test_all_workers_serve_and_first_reports_for_all(crew: WorkerProcesses) -> None:
-    assert len(crew.pids) == WORKERS
-    assert {crew.call() for _ in range(CALLS)} == {(200, "premium")}
-    recorded = crew.samples("recorded_requests_total")
+def test_all_workers_serve_and_first_reports_for_all(workers: WorkerProcesses) -> None:
+    assert len(workers.pids) == WORKERS
+    assert {workers.call() for _ in range(CALLS)} == {(200, "premium")}
+    recorded = workers.samples("recorded_requests_total")
     assert set(recorded) == {"0", "1", "2"}
     assert all(recorded.values())
     assert sum(recorded.values()) == CALLS
-    assert crew.ready() == (
+    assert workers.ready() == (
         200,
         {"store": "ok", "journal": "ok", "revocation": "ok", "bedrock": "ok", "worker 1": "ok", "worker 2": "ok"},
     )
-    text = crew.metrics()
+    text = workers.metrics()
     assert text.endswith(f"\nprice_keeper_workers_up {WORKERS}\n")
-    told = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
-    assert sorted(told) == sorted(metric.name for metric in ALL_METRICS)  # each once
+    names = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
+    assert sorted(names) == sorted(metric.name for metric in ALL_METRICS)  # each once
     named = [line.split(" ")[2] if line[0] == "#" else family(line) for line in text.splitlines()]
     assert len(set(named)) == sum(before != after for before, after in zip(["", *named], named, strict=False))
     assert text.count("_bucket{worker=") > 0
     assert f"\nprice_keeper_workers {WORKERS}\n" in text
-    assert {path.name for path in crew.setup.journal.glob("worker-*")} == {"worker-1", "worker-2"}
-    assert (crew.setup.journal.stat().st_mode & 0o777, (crew.setup.journal / "worker-1").stat().st_mode & 0o777) == (
+    assert {path.name for path in workers.setup.journal.glob("worker-*")} == {"worker-1", "worker-2"}
+    assert (
+        workers.setup.journal.stat().st_mode & 0o777,
+        (workers.setup.journal / "worker-1").stat().st_mode & 0o777,
+    ) == (
         0o700,
         0o700,
     )
@@ -86,78 +89,78 @@ def family(line: str) -> str:
     return re.sub(r"(_seconds)_(bucket|sum|count)$", r"\1", re.split(r"[{ ]", line)[0])
 
 
-def test_hanging_worker_makes_service_not_ready(crew: WorkerProcesses) -> None:
-    os.kill(crew.pids[1], signal.SIGSTOP)
-    wait_until(lambda: crew.ready()[0] == 503)
-    assert crew.ready()[1]["worker 1"] == "no answer in 2 seconds"
-    text = crew.metrics()
+def test_hanging_worker_makes_service_not_ready(workers: WorkerProcesses) -> None:
+    os.kill(workers.pids[1], signal.SIGSTOP)
+    wait_until(lambda: workers.ready()[0] == 503)
+    assert workers.ready()[1]["worker 1"] == "no answer in 2 seconds"
+    text = workers.metrics()
     assert 'worker="1"' not in text
     assert 'worker="2"' in text
     assert text.endswith("\nprice_keeper_workers_up 2\n")
-    os.kill(crew.pids[1], signal.SIGCONT)
-    wait_until(lambda: crew.ready()[0] == 200)
-    assert set(crew.samples("calls_open")) == {"0", "1", "2"}
+    os.kill(workers.pids[1], signal.SIGCONT)
+    wait_until(lambda: workers.ready()[0] == 200)
+    assert set(workers.samples("calls_open")) == {"0", "1", "2"}
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_dead_worker_is_restarted(crew: WorkerProcesses, number: int) -> None:
-    os.kill(crew.pids[number], signal.SIGKILL)
-    wait_until(lambda: has_exited(crew.pids[number]))
-    wait_until(lambda: len(children(crew.running.process.pid)) == WORKERS)
-    wait_until(lambda: _is_ready(crew))
-    new = set(children(crew.running.process.pid)) - set(crew.pids)
+def test_dead_worker_is_restarted(workers: WorkerProcesses, number: int) -> None:
+    os.kill(workers.pids[number], signal.SIGKILL)
+    wait_until(lambda: has_exited(workers.pids[number]))
+    wait_until(lambda: len(children(workers.running.process.pid)) == WORKERS)
+    wait_until(lambda: _is_ready(workers))
+    new = set(children(workers.running.process.pid)) - set(workers.pids)
     assert len(new) == 1
     for _ in range(CALLS):
-        assert crew.call()[0] == 200
-    assert all(crew.samples("recorded_requests_total").values())
-    assert f"worker {number} died (it was killed by signal 9); it is started again in 1 s" in crew.running.errors
-    assert crew.running.stop() == 0
-    assert not any(not has_exited(pid) for pid in (*crew.pids, *new))
+        assert workers.call()[0] == 200
+    assert all(workers.samples("recorded_requests_total").values())
+    assert f"worker {number} died (it was killed by signal 9); it is started again in 1 s" in workers.running.errors
+    assert workers.running.stop() == 0
+    assert not any(not has_exited(pid) for pid in (*workers.pids, *new))
 
 
-def _is_ready(crew: WorkerProcesses) -> bool:
+def _is_ready(workers: WorkerProcesses) -> bool:
     try:
-        return crew.ready()[0] == 200
+        return workers.ready()[0] == 200
     except OSError:  # it may be the one that has the control port
         return False
 
 
-def test_stop_lets_every_worker_finish_calls(crew: WorkerProcesses, bedrock: BedrockProcess, sockets: Path) -> None:
+def test_stop_lets_every_worker_finish_calls(workers: WorkerProcesses, bedrock: BedrockProcess, sockets: Path) -> None:
     (folder,) = sockets.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     assert sorted(path.name for path in folder.iterdir()) == ["worker-1", "worker-2"]
     bedrock.plan(always={"frame_ms": 50, "output_tokens": 500})
-    connections = [crew.request("converse-stream") for _ in range(CALLS)]
+    connections = [workers.request("converse-stream") for _ in range(CALLS)]
     answers = [connection.getresponse() for connection in connections]
-    assert all(crew.samples("calls_open").values())
-    crew.running.process.send_signal(signal.SIGTERM)
+    assert all(workers.samples("calls_open").values())
+    workers.running.process.send_signal(signal.SIGTERM)
     for answer in answers:
         assert answer.status == 200
         assert b"metadata" in answer.read()  # whole
     for connection in connections:
         connection.close()
-    assert crew.running.process.wait(30) == 0
-    assert all(map(has_exited, crew.pids))
+    assert workers.running.process.wait(30) == 0
+    assert all(map(has_exited, workers.pids))
     assert not list(sockets.iterdir())
-    assert [line for line in crew.running.errors.splitlines() if "is not registered" not in line] == []
+    assert [line for line in workers.running.errors.splitlines() if "is not registered" not in line] == []
 
 
-def test_killed_supervisor_leaves_no_worker(crew: WorkerProcesses, sockets: Path) -> None:
-    crew.running.process.kill()
-    wait_until(lambda: all(map(has_exited, crew.pids)), 30)
+def test_killed_supervisor_leaves_no_worker(workers: WorkerProcesses, sockets: Path) -> None:
+    workers.running.process.kill()
+    wait_until(lambda: all(map(has_exited, workers.pids)), 30)
     assert not list(sockets.iterdir())
-    assert crew.running.errors.count("the supervisor has died; this worker drains and ends") == WORKERS
-    assert not any(path.stat().st_size > 200 for path in crew.setup.journal.rglob("*.seg"))
+    assert workers.running.errors.count("the supervisor has died; this worker drains and ends") == WORKERS
+    assert not any(path.stat().st_size > 200 for path in workers.setup.journal.rglob("*.seg"))
 
 
-def test_terminal_interrupt_and_hangup_reach_all_workers(crew: WorkerProcesses) -> None:
-    crew.running.process.send_signal(signal.SIGHUP)
-    told = "SIGHUP: labels and prices reloaded: nothing in them is another"
-    wait_until(lambda: crew.running.errors.count(told) == WORKERS)
-    for pid in (*crew.pids, crew.running.process.pid):
+def test_terminal_interrupt_and_hangup_reach_all_workers(workers: WorkerProcesses) -> None:
+    workers.running.process.send_signal(signal.SIGHUP)
+    message = "SIGHUP: labels and prices reloaded: nothing in them is another"
+    wait_until(lambda: workers.running.errors.count(message) == WORKERS)
+    for pid in (*workers.pids, workers.running.process.pid):
         os.kill(pid, signal.SIGINT)
-    assert crew.running.process.wait(30) == 0
-    assert all(map(has_exited, crew.pids))
+    assert workers.running.process.wait(30) == 0
+    assert all(map(has_exited, workers.pids))
 
 
 # What it does not start with.
@@ -181,8 +184,8 @@ def test_port_in_use_is_reported_in_one_line(tmp_path: Path, sockets: Path, shar
         holder.listen()
         refused = _refused(tmp_path, *lineup.options)
     assert refused.returncode == 1
-    told = f"price-keeper: cannot listen on 127.0.0.1:{lineup.port}: Address already in use; "
-    assert refused.stderr.startswith(told)
+    message = f"price-keeper: cannot listen on 127.0.0.1:{lineup.port}: Address already in use; "
+    assert refused.stderr.startswith(message)
     assert refused.stderr.count("\n") == 1
     assert not list(sockets.iterdir())
 
@@ -234,9 +237,9 @@ def test_free_port_is_shared_by_workers_and_health_is_separate(tmp_path: Path, b
     lineup, port = build_setup(tmp_path, bedrock.url, 2), free_port()
     free = {"PRICE_KEEPER__LISTEN__DATA": "127.0.0.1:0", "PRICE_KEEPER__LISTEN__HEALTH": f"127.0.0.1:{port}"}
     with sidecar("serve", *lineup.options, folder=tmp_path, **ENVIRONMENT, **free) as running:
-        crew = WorkerProcesses(lineup, running, lineup.token())
-        assert [crew.call()[0] for _ in range(CALLS)] == [200] * CALLS
-        assert all(crew.samples("recorded_requests_total").values())
+        workers = WorkerProcesses(lineup, running, lineup.token())
+        assert [workers.call()[0] for _ in range(CALLS)] == [200] * CALLS
+        assert all(workers.samples("recorded_requests_total").values())
         assert not running.data.endswith((":0", f":{lineup.port}"))
         assert running.stop() == 0
 
@@ -244,10 +247,10 @@ def test_free_port_is_shared_by_workers_and_health_is_separate(tmp_path: Path, b
 def test_sidecar_without_signing_keys_runs_workers(tmp_path: Path, bedrock: BedrockProcess) -> None:
     lineup = build_setup(tmp_path, bedrock.url, 2)
     lineup.options += ("--role", "sidecar")
-    with run_workers(lineup) as crew:
-        assert crew.call()[0] == 200
-        assert crew.ready()[0] == 200
-        assert crew.running.stop() == 0
+    with run_workers(lineup) as workers:
+        assert workers.call()[0] == 200
+        assert workers.ready()[0] == 200
+        assert workers.running.stop() == 0
 
 
 def test_default_configuration_allows_workers() -> None:

@@ -50,8 +50,8 @@ class Came:
     def __str__(self) -> str:
         a_second = f"{self.executions / max(self.seconds, 1):,.0f}"
         counted = (f"{self.executions:,}", a_second, f"{self.edges:,}", f"{self.features:,}", f"{self.corpus:,}")
-        told = _COLUMNS.format(self.name, f"{self.seconds:.0f} s", *counted, "FOUND" if self.trouble else "clean")
-        return "\n    ".join((told, *self.trouble.splitlines(), *map(str, self.found)))
+        row = _COLUMNS.format(self.name, f"{self.seconds:.0f} s", *counted, "FOUND" if self.trouble else "clean")
+        return "\n    ".join((row, *self.trouble.splitlines(), *map(str, self.found)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

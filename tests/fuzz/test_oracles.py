@@ -55,7 +55,7 @@ def _takes_any_length(stream: Any) -> None:
     _ENDED(stream)
 
 
-SPOILT: dict[str, tuple[str, Spoils]] = {
+MUTATIONS: dict[str, tuple[str, Spoils]] = {
     "a body without its last byte": (
         "http1_requests",
         puts(http1_parser.Http1RequestParser, "on_body", _forgets_a_byte),
@@ -126,15 +126,15 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
 }
 
 
-@pytest.mark.parametrize("what", SPOILT)
+@pytest.mark.parametrize("what", MUTATIONS)
 def test_mutation_is_detected_by_oracle(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, spoils = SPOILT[what]
+    name, spoils = MUTATIONS[what]
     one = target(name)
     spoils(monkeypatch)
-    assert any(_is_told(one, path.read_bytes()) for path in played(name))
+    assert any(_is_detected(one, path.read_bytes()) for path in played(name))
 
 
-def _is_told(one: Callable[[bytes], None], data: bytes) -> bool:
+def _is_detected(one: Callable[[bytes], None], data: bytes) -> bool:
     """By an oracle, or since what is spoilt is raised about."""
     try:
         one(data)
@@ -144,4 +144,4 @@ def _is_told(one: Callable[[bytes], None], data: bytes) -> bool:
 
 
 def test_every_target_has_a_mutation() -> None:
-    assert {name for name, _ in SPOILT.values()} == set(NAMES)
+    assert {name for name, _ in MUTATIONS.values()} == set(NAMES)

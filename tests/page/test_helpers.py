@@ -81,8 +81,8 @@ def loaded(page: Page, dev: Sidecar) -> Page:
 
 def test_each_helper_does_what_it_says(loaded: Page) -> None:
     for module, expression, expected in CASES:
-        told = loaded.evaluate(f"import('/status/{module}.js').then((each) => {{ {_with(expression)} }})")
-        assert told == expected, (module, expression)
+        result = loaded.evaluate(f"import('/status/{module}.js').then((each) => {{ {_with(expression)} }})")
+        assert result == expected, (module, expression)
 
 
 def _with(expression: str) -> str:
@@ -93,8 +93,8 @@ def _with(expression: str) -> str:
 def test_events_split_anywhere_are_read(loaded: Page) -> None:
     for size in (1, 2, 3, 7, 1000):
         pieces = [EVENTS[at : at + size] for at in range(0, len(EVENTS), size)]
-        told = loaded.evaluate(
+        result = loaded.evaluate(
             "import('/status/stream.js').then(({reader}) => { const found = [];"
             f" const feed = reader((...each) => found.push(each)); {json.dumps(pieces)}.forEach(feed); return found }})"
         )
-        assert told == READ, size
+        assert result == READ, size

@@ -123,8 +123,8 @@ def test_spend_of_real_calls_appears_without_reload(page: Page, observer: PageOb
     first = spent.inner_text()
     call(dev, 3)
     expect(spent).not_to_have_text(first)
-    told = asked(dev, "GET", f"{DEMO}/model-selection")["labels"][0]["spent_usd_micros"]
-    expect_text(page, "#chain", f"${float(told) / 1e6:.4f} of $1.00")
+    spent_micros = asked(dev, "GET", f"{DEMO}/model-selection")["labels"][0]["spent_usd_micros"]
+    expect_text(page, "#chain", f"${float(spent_micros) / 1e6:.4f} of $1.00")
     expect(page.locator("#chart svg")).to_have_attribute("aria-label", re.compile("premium from"))
     expect(page.locator("#chart-table tbody tr")).not_to_have_count(0)
     assert len([each for each in observer.requests if each.is_navigation_request()]) == 1  # nothing was loaded again

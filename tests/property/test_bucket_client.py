@@ -287,7 +287,7 @@ async def test_bucket_is_used_to_last_token_by_concurrent_processes(
     async with engines.open(engine, tmp_path) as one, engines.open(engine, tmp_path) as other:
         limiters = [BucketClient(store, now, clock) for store in (one, other) * 3]
 
-        async def until_told_never(limiter: BucketClient, app: RateBucket) -> int:
+        async def until_refused_for_good(limiter: BucketClient, app: RateBucket) -> int:
             granted = 0
             while (
                 not (grant := await limiter.acquire([app, org], {"rpm": 1_000, "tpm": 7})).is_refused or grant.wait_ms
@@ -298,7 +298,7 @@ async def test_bucket_is_used_to_last_token_by_concurrent_processes(
 
         apps = [bucket(RateLimit("rpm", 10**9, 1, 1)) for _ in limiters]
         pairs = list(zip(limiters, apps, strict=True)) * 3
-        granted = await asyncio.gather(*(until_told_never(*pair) for pair in pairs))
+        granted = await asyncio.gather(*(until_refused_for_good(*pair) for pair in pairs))
         items = await one.get_many([org.key, *(app.key for app in apps)], consistent=True)
     assert sum(granted) == 40
     assert [item["rpm_tc"] if item else 0 for item in items[1:]] == [

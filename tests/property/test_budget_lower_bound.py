@@ -103,9 +103,9 @@ class Fleet:
         for sidecar in self.sidecars:
             assert await run_with_time(self.clock, sidecar.flusher.flush())
         for sidecar in self.sidecars:
-            standing, _ = await run_with_time(self.clock, sidecar.budget_registry.read_status(CALLER, forces_read=True))
+            state, _ = await run_with_time(self.clock, sidecar.budget_registry.read_status(CALLER, forces_read=True))
             for label, quota in QUOTAS.items():
-                spent = standing.get_tracker(label).spent
+                spent = state.get_tracker(label).spent
                 assert spent == self.spent(label)
                 reached = {(label, pct) for pct in (50, 80, 95, 100) if spent >= pct * quota * USD // 100}
                 assert reached <= self.alerts.fired

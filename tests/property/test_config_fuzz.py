@@ -222,7 +222,7 @@ def test_variable_is_equivalent_to_file(data: st.DataObject) -> None:
         if not put(tree, path, json.dumps(value) if is_quoted else value):
             return  # another change took away what this one is a part of
         environ[ENV_PREFIX + "__".join(path).upper()] = value
-    assert places_aside(outcome(CONFIG_YAML, environ)) == places_aside(outcome(written(tree)))
+    assert without_locations(outcome(CONFIG_YAML, environ)) == without_locations(outcome(written(tree)))
 
 
 def put(tree: Any, path: tuple[str, ...], value: str) -> bool:
@@ -249,5 +249,5 @@ def written(tree: Any) -> str:
     return json.dumps(tree)
 
 
-def places_aside(found: Outcome) -> Config | set[str]:
+def without_locations(found: Outcome) -> Config | set[str]:
     return found if isinstance(found, Config) else {problem.split(": ", 1)[1] for problem in found}

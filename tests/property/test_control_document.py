@@ -57,8 +57,8 @@ async def test_openapi_document_matches_behaviour(tmp_path: Path, places: str) -
             failures._burst = 10**6  # or those who try keys are soon told nothing else
         await api.put_org()
         await api.put_app()
-        code, told, statuses = await _tried(api, tmp_path)
-        assert code == 0, told[-8000:]
+        code, report, statuses = await _tried(api, tmp_path)
+        assert code == 0, report[-8000:]
         assert (await api.ask("GET", f"/api/v1/orgs/{ORG}")).status == 200
     # Else nothing but refusals was looked at.
     assert ({200, 207, 400, 401, 405, 409, 415} if places else {200, 400, 404}) <= statuses.keys()

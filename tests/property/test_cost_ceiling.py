@@ -88,8 +88,8 @@ def converse() -> Any:
     text = st.builds(lambda each: {"text": each}, words)
     mark = st.sampled_from([{"cachePoint": {"type": "default"}}])
     use = st.builds(lambda given: {"toolUse": {"toolUseId": "1", "name": "f", "input": given}}, inputs)
-    told = st.lists(text | st.builds(lambda given: {"json": given}, inputs), max_size=2)
-    result = st.builds(lambda given: {"toolResult": {"toolUseId": "1", "content": given}}, told)
+    results = st.lists(text | st.builds(lambda given: {"json": given}, inputs), max_size=2)
+    result = st.builds(lambda given: {"toolResult": {"toolUseId": "1", "content": given}}, results)
     thought = st.builds(lambda each: {"reasoningContent": {"reasoningText": {"text": each, "signature": each}}}, words)
     specified = {"name": words, "description": words, "inputSchema": st.fixed_dictionaries({"json": inputs})}
     tool = st.fixed_dictionaries({"toolSpec": st.fixed_dictionaries(specified)})

@@ -17,7 +17,7 @@ from tests.property.test_journal import SCOPES, Machine
 from tests.support.effort import tries
 
 
-class Spoilt(Machine):
+class Corrupted(Machine):
     """`unread` are calls whose intent may be gone, `unended` those that cost nothing by a line that may be gone."""
 
     def __init__(self) -> None:
@@ -141,5 +141,5 @@ class Spoilt(Machine):
         self.nothing_counts_twice()
 
 
-TestSpoiltJournal = Spoilt.TestCase
-TestSpoiltJournal.settings = settings(max_examples=tries(100), stateful_step_count=50)
+TestCorruptedJournal = Corrupted.TestCase
+TestCorruptedJournal.settings = settings(max_examples=tries(100), stateful_step_count=50)

@@ -55,19 +55,19 @@ def test_first_affordable_label_serves(
 ) -> None:
     quotas = dict.fromkeys(ordering, 2) | quotas
     plan = replace(PLAN, ordering=tuple(ordering), quotas=quotas)
-    standing = BudgetState(SCOPE, DAY, plan, CONFIGURED, lambda: {label: (pico, 0) for label, pico in spent.items()})
-    standing.apply_settings(plan, active)
+    state = BudgetState(SCOPE, DAY, plan, CONFIGURED, lambda: {label: (pico, 0) for label, pico in spent.items()})
+    state.apply_settings(plan, active)
     for label, pico in under_way.items():
-        for budget in standing.find_trackers(label):
+        for budget in state.find_trackers(label):
             budget.on_call_started(pico)
     taken = {label: spent.get(label, 0) + under_way.get(label, 0) for label in LABELS}
     fits = {label for label in LABELS if not is_specific or FORMATS[label] == FORMATS[asked]}
     expected = oracle(asked, ordering, quotas, active, taken, fits)
     if expected is None:
         with pytest.raises((QuotaExceeded, TooManyRequests, InvalidRequest)):
-            standing.decide(asked, is_specific)
+            state.decide(asked, is_specific)
     else:
-        assert standing.decide(asked, is_specific).label == expected
+        assert state.decide(asked, is_specific).label == expected
 
 
 @given(ORDERINGS, st.lists(AMOUNTS, max_size=6), AMOUNTS)

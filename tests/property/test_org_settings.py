@@ -111,11 +111,11 @@ _ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(LABELS) | st.text(), inner, max_size=3),
     max_leaves=6,
 )
-_SPOILT = st.dictionaries(st.sampled_from([*_ORGS, "settled", "settled_until_epoch"]), _ANYTHING)
+_MALFORMED = st.dictionaries(st.sampled_from([*_ORGS, "settled", "settled_until_epoch"]), _ANYTHING)
 
 
 @settings(max_examples=tries(150))
-@given(org=_SPOILT, app=_SPOILT)
+@given(org=_MALFORMED, app=_MALFORMED)
 def test_hand_written_settings_give_every_label_a_quota(org: Any, app: Any) -> None:
     plan = resolve_settings(org, app, DEFAULTS, DEFAULT_ALERT_THRESHOLDS, NOW)
     assert set(plan.ordering) <= plan.quotas.keys()

@@ -91,9 +91,9 @@ BITS = [b"\r\n", b"\n", b"\r", b"\0", b":", b" ", b"\t", b"%", b"%00", b"..", b"
         b"CONNECT ", PREFACE]  # fmt: skip
 
 edits = st.tuples(st.integers(0, 10_000), st.integers(0, 5), st.one_of(st.sampled_from(BITS), st.binary(max_size=4)))
-spoilt = st.tuples(st.lists(st.sampled_from(GOOD), min_size=1, max_size=4), st.lists(edits, max_size=6))
+corrupted = st.tuples(st.lists(st.sampled_from(GOOD), min_size=1, max_size=4), st.lists(edits, max_size=6))
 endings = st.sampled_from(["half", "close", "reset"])
-talks = st.tuples(spoilt, st.lists(st.integers(0, 10_000), max_size=6), endings)
+talks = st.tuples(corrupted, st.lists(st.integers(0, 10_000), max_size=6), endings)
 
 
 def edited(whole: bytes, changes: list[tuple[int, int, bytes]]) -> bytes:

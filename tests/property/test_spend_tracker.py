@@ -22,7 +22,7 @@ class One:
     waiting: int = 0
     sending: int = 0
     applied: int = 0  # of what it is sending, though it has not heard so
-    is_in_doubt: bool = False  # it was sent before, without an answer
+    is_unresolved: bool = False  # it was sent before, without an answer
     stored: int = 0
     floor: int = 0  # what it can know for certain
 
@@ -72,16 +72,16 @@ class Fleet(RuleBasedStateMachine):
         one = self.all[who]
         if one.applied == one.sending:
             one.spent.add_acknowledged(one.sending)
-            one.sending, one.applied, one.is_in_doubt = 0, 0, False
+            one.sending, one.applied, one.is_unresolved = 0, 0, False
 
     @rule(who=which)
     def lose_the_answer(self, who: int) -> None:
-        self.all[who].is_in_doubt = True
+        self.all[who].is_unresolved = True
 
     @rule(who=which)
     def fail_for_certain(self, who: int) -> None:
         one = self.all[who]
-        if not (one.applied or one.is_in_doubt):
+        if not (one.applied or one.is_unresolved):
             one.spent.remove_sent(one.sending)
             one.waiting, one.sending = one.waiting + one.sending, 0
 
@@ -112,7 +112,7 @@ class Fleet(RuleBasedStateMachine):
     def die(self, who: int, was_noted: bool) -> None:
         """The next one finds all that was not acknowledged, and may go by what was noted."""
         one, parts = self.all[who], self.all[who].spent.stored_and_pending
-        one.sending, one.waiting, one.is_in_doubt = one.sending + one.waiting, 0, True
+        one.sending, one.waiting, one.is_unresolved = one.sending + one.waiting, 0, True
         one.spent = SpendTracker(one.sending, one.sending)
         if was_noted:
             one.spent.restore(*parts, is_own=True)

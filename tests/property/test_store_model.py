@@ -64,30 +64,32 @@ OTHERS = st.one_of(st.sampled_from(["", "m", "é"]), st.booleans(), st.binary(ma
 
 
 @dataclass(frozen=True)
-class Told:
+class ConditionPair:
     """A condition in the store's words, and in Python's."""
 
     condition: Condition | None
     holds: Predicate = field(compare=False)
 
 
-def _compare(make: Callable[[str, Any], Condition], how: Callable[[Any, Any], bool]) -> st.SearchStrategy[Told]:
-    def told(name: str, number: Any) -> Told:
+def _compare(
+    make: Callable[[str, Any], Condition], how: Callable[[Any, Any], bool]
+) -> st.SearchStrategy[ConditionPair]:
+    def build(name: str, number: Any) -> ConditionPair:
         def predicate(item: dict[str, Any] | None) -> bool:
-            standing = (item or {}).get(name)
-            is_number = isinstance(standing, (int, Decimal, Fraction)) and not isinstance(standing, bool)
-            return is_number and how(standing, number)
+            stored = (item or {}).get(name)
+            is_number = isinstance(stored, (int, Decimal, Fraction)) and not isinstance(stored, bool)
+            return is_number and how(stored, number)
 
-        return Told(make(name, number), predicate)
+        return ConditionPair(make(name, number), predicate)
 
-    return st.builds(told, NAMES, COMPARED)
+    return st.builds(build, NAMES, COMPARED)
 
 
 SIMPLE = st.one_of(
-    st.just(Told(ItemExists(), lambda item: item is not None)),
-    st.just(Told(ItemMissing(), lambda item: item is None)),
-    NAMES.map(lambda name: Told(AttributeExists(name), lambda item: name in (item or {}))),
-    NAMES.map(lambda name: Told(AttributeMissing(name), lambda item: name not in (item or {}))),
+    st.just(ConditionPair(ItemExists(), lambda item: item is not None)),
+    st.just(ConditionPair(ItemMissing(), lambda item: item is None)),
+    NAMES.map(lambda name: ConditionPair(AttributeExists(name), lambda item: name in (item or {}))),
+    NAMES.map(lambda name: ConditionPair(AttributeMissing(name), lambda item: name not in (item or {}))),
     _compare(equals, lambda left, right: left == right),
     _compare(below, lambda left, right: left < right),
     _compare(at_most, lambda left, right: left <= right),
@@ -96,15 +98,17 @@ SIMPLE = st.one_of(
 )
 
 
-def _joined(make: Callable[..., Condition], how: Callable[[Any], bool]) -> st.SearchStrategy[Told]:
-    def told(parts: list[Told]) -> Told:
-        return Told(make(*(part.condition for part in parts)), lambda item: how(part.holds(item) for part in parts))
+def _joined(make: Callable[..., Condition], how: Callable[[Any], bool]) -> st.SearchStrategy[ConditionPair]:
+    def build(parts: list[ConditionPair]) -> ConditionPair:
+        return ConditionPair(
+            make(*(part.condition for part in parts)), lambda item: how(part.holds(item) for part in parts)
+        )
 
-    return st.lists(SIMPLE, min_size=1, max_size=3).map(told)
+    return st.lists(SIMPLE, min_size=1, max_size=3).map(build)
 
 
 CONDITIONS = st.one_of(
-    st.just(Told(None, lambda item: True)),
+    st.just(ConditionPair(None, lambda item: True)),
     SIMPLE,
     _joined(all_of, all),
     _joined(any_of, any),
@@ -117,7 +121,7 @@ class Step:
 
     kind: str
     place: str = ""
-    told: Told = Told(None, lambda item: True)
+    condition_pair: ConditionPair = ConditionPair(None, lambda item: True)
     values: dict[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     parts: tuple[Step, ...] = ()
@@ -160,7 +164,7 @@ def _played(state: State, step: Step) -> tuple[Any, State]:
     if step.kind == "transact":
         return _transacted(state, step.parts)
     before = state.get(step.place)
-    if not step.told.holds(before):
+    if not step.condition_pair.holds(before):
         return ("failed", before), state
     after = _after(step, before)
     answer = {"put": None, "update": after, "delete": before}[step.kind]
@@ -168,7 +172,7 @@ def _played(state: State, step: Step) -> tuple[Any, State]:
 
 
 def _transacted(state: State, parts: Sequence[Step]) -> tuple[Any, State]:
-    verdicts = [part.told.holds(state.get(part.place)) for part in parts]
+    verdicts = [part.condition_pair.holds(state.get(part.place)) for part in parts]
     if not all(verdicts):
         pairs = zip(verdicts, parts, strict=True)
         return ("refused", [None if holds else (state.get(part.place),) for holds, part in pairs]), state
@@ -179,7 +183,7 @@ def _transacted(state: State, parts: Sequence[Step]) -> tuple[Any, State]:
 
 
 def _with(state: State, place: str, item: dict[str, Any] | None) -> State:
-    rest = {name: standing for name, standing in state.items() if name != place}
+    rest = {name: value for name, value in state.items() if name != place}
     return rest if item is None else rest | {place: item}
 
 
@@ -213,18 +217,18 @@ def _write(pk: str, step: Step) -> Put | Update | Delete | ConditionCheck:
     key = Key("config", pk, step.place)
     match step.kind:
         case "put":
-            return Put(key, step.values, step.told.condition)
+            return Put(key, step.values, step.condition_pair.condition)
         case "delete":
-            return Delete(key, step.told.condition)
+            return Delete(key, step.condition_pair.condition)
         case "check":
-            assert step.told.condition is not None
-            return ConditionCheck(key, step.told.condition)
+            assert step.condition_pair.condition is not None
+            return ConditionCheck(key, step.condition_pair.condition)
     changes = {
         deed: {name: value for name, value in step.values.items() if step.names[name] == deed}
         for deed in ("set", "set_if_missing", "add")
     }
     removed = tuple(name for name, deed in step.names.items() if deed == "remove")
-    return Update(key, **changes, remove=removed, condition=step.told.condition)
+    return Update(key, **changes, remove=removed, condition=step.condition_pair.condition)
 
 
 async def _carried_out(store: Store, pk: str, step: Step) -> Any:
@@ -261,15 +265,15 @@ async def _play(store: Store, groups: Sequence[Sequence[Step]]) -> None:
 
 def _explained(state: State, group: Sequence[Step], answers: Sequence[Any], end: State) -> State:
     """The state after some order of the group that explains every answer and the end."""
-    told = []
+    outcomes = []
     for order in itertools.permutations(range(len(group))):
         now, expected = state, [None] * len(group)
         for index in order:
             expected[index], now = _played(now, group[index])
         if expected == list(answers) and now == end:
             return now
-        told.append((expected, now))
-    raise AssertionError(f"from {state}\n{group}\nanswered {answers}\nand left {end};\nexplained by none of {told}")
+        outcomes.append((expected, now))
+    raise AssertionError(f"from {state}\n{group}\nanswered {answers}\nand left {end};\nexplained by none of {outcomes}")
 
 
 def _drive(engines: Engines, names: Sequence[str], steps: st.SearchStrategy[Any], examples: int) -> None:

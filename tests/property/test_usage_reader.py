@@ -111,15 +111,25 @@ def test_usage_in_every_dialect_is_read(read, said, cached, for_5m, for_1h):
     usage = Usage(read, said, cached, for_5m, for_1h)
     together = Usage(read, said, cached, written)
     details = [{"ttl": "5m", "inputTokens": for_5m}, {"ttl": "1h", "inputTokens": for_1h}]
-    told = {"inputTokens": read, "outputTokens": said, "cacheReadInputTokens": cached, "cacheWriteInputTokens": written}
-    assert model_families.read_converse({"usage": told | {"cacheDetails": details}}) == usage
-    assert model_families.read_invocation({"usage": told}, {}) == together
+    stated = {
+        "inputTokens": read,
+        "outputTokens": said,
+        "cacheReadInputTokens": cached,
+        "cacheWriteInputTokens": written,
+    }
+    assert model_families.read_converse({"usage": stated | {"cacheDetails": details}}) == usage
+    assert model_families.read_invocation({"usage": stated}, {}) == together
     creation = {"ephemeral_5m_input_tokens": for_5m, "ephemeral_1h_input_tokens": for_1h}
-    told = {"input_tokens": read, "output_tokens": said, "cache_read_input_tokens": cached, "cache_creation": creation}
-    assert model_families.read_invocation({"usage": told}, {}) == usage
+    stated = {
+        "input_tokens": read,
+        "output_tokens": said,
+        "cache_read_input_tokens": cached,
+        "cache_creation": creation,
+    }
+    assert model_families.read_invocation({"usage": stated}, {}) == usage
     whole = {"cached_tokens": cached, "cache_write_tokens": written}
-    told = {"prompt_tokens": read + cached + written, "completion_tokens": said, "prompt_tokens_details": whole}
-    assert model_families.read_chat({"usage": told}) == together
+    stated = {"prompt_tokens": read + cached + written, "completion_tokens": said, "prompt_tokens_details": whole}
+    assert model_families.read_chat({"usage": stated}) == together
 
 
 @settings(max_examples=tries(100))

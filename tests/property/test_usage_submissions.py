@@ -85,13 +85,15 @@ FAILURES = st.sampled_from(
         TransactionFailed([CancellationReason(ReasonCode.CONFLICT)]),
     ]
 )
-TOLD = st.builds(
+SUBMISSIONS = st.builds(
     charged, st.integers(0, 12), st.sampled_from([1, 1, 1, 2]), st.sampled_from([COUNTERS[:1], COUNTERS[1:], COUNTERS])
 )
 
 
 @settings(max_examples=tries(100))
-@given(st.lists(st.lists(TOLD, min_size=1, max_size=20), min_size=1, max_size=4), st.lists(FAILURES, max_size=12))
+@given(
+    st.lists(st.lists(SUBMISSIONS, min_size=1, max_size=20), min_size=1, max_size=4), st.lists(FAILURES, max_size=12)
+)
 def test_each_submission_counts_once_despite_failures(
     batches: list[list[ChargedSubmission]], failures: list[StoreError | None]
 ) -> None:
@@ -100,12 +102,12 @@ def test_each_submission_counts_once_despite_failures(
 
 async def _counts_once(batches: list[list[ChargedSubmission]], failures: list[StoreError | None]) -> None:
     store, clock = Failing(failures), Clock()
-    submissions, told = SubmissionRecorder(store, clock), list(batches)
-    outcomes = await asyncio.gather(*(submissions.submit_all(batch) for batch in told))
+    submissions, batches_left = SubmissionRecorder(store, clock), list(batches)
+    outcomes = await asyncio.gather(*(submissions.submit_all(batch) for batch in batches_left))
     store.failures = []
-    again = [await submissions.submit_all(batch) for batch in told]  # as a client does that got no answer
+    again = [await submissions.submit_all(batch) for batch in batches_left]  # as a client does that got no answer
     first: dict[str, ChargedSubmission] = {}
-    for batch, found, repeated in zip(told, outcomes, again, strict=True):
+    for batch, found, repeated in zip(batches_left, outcomes, again, strict=True):
         for each, outcome, answer in zip(batch, found, repeated, strict=True):
             if isinstance(answer, tuple):
                 first.setdefault(each[0].request_id, each)
@@ -113,7 +115,7 @@ async def _counts_once(batches: list[list[ChargedSubmission]], failures: list[St
             else:
                 assert isinstance(answer, RequestIdConflict)
                 assert not isinstance(outcome, tuple), "what was counted is not refused later"
-    news = [each[0].request_id for run in (outcomes, again) for each in _new(told, run)]
+    news = [each[0].request_id for run in (outcomes, again) for each in _new(batches_left, run)]
     assert len(news) == len(set(news)), "only one client is answered as the first"
     for counter in COUNTERS:
         wanted = [what.counts for what, counters in first.values() if counter in counters]

@@ -77,20 +77,20 @@ class Heard:
     fields: Fields
 
     @classmethod
-    def of(cls, told: ObservedResponse) -> Heard:
+    def of(cls, answer: ObservedResponse) -> Heard:
         """Bedrock's own headers and fields are not ours: of its answers those headers alone that were added."""
-        is_ours = told.status >= 400 or not any(name.lower() == "server" for name in told.headers)
-        names = {name.lower() for name in told.headers if name.lower() not in ("server", "date", "x-amzn-requestid")}
+        is_ours = answer.status >= 400 or not any(name.lower() == "server" for name in answer.headers)
+        names = {name.lower() for name in answer.headers if name.lower() not in ("server", "date", "x-amzn-requestid")}
         added = names if is_ours else {name for name in names if "price-keeper" in name}
-        error = str(told.headers.get("x-amzn-errortype", ""))
-        fields = fields_of([json.loads(told.body)]) if is_ours and told.body else {}
-        return cls(told.status, sorted(added), error, fields)
+        error = str(answer.headers.get("x-amzn-errortype", ""))
+        fields = fields_of([json.loads(answer.body)]) if is_ours and answer.body else {}
+        return cls(answer.status, sorted(added), error, fields)
 
-    def as_told(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"status": self.status, "headers": ", ".join(self.headers)}
+    def as_dict(self) -> dict[str, Any]:
+        described: dict[str, Any] = {"status": self.status, "headers": ", ".join(self.headers)}
         if self.error:
-            told["error"] = self.error
-        return told | ({"fields": self.fields} if self.fields else {})
+            described["error"] = self.error
+        return described | ({"fields": self.fields} if self.fields else {})
 
 
 def data_port(it: ObservedSidecar, secret: dict[str, str]) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def data_port(it: ObservedSidecar, secret: dict[str, str]) -> dict[str, Any]:
         headers = (
             {"Authorization": f"{secret['client_id']}:{secret['client_secret']}"} if name == "credentials" else shown
         )
-        found[name] = Heard.of(ask(method, it.running.data + path, body, **headers)).as_told()
+        found[name] = Heard.of(ask(method, it.running.data + path, body, **headers)).as_dict()
     others: dict[str, ObservedResponse] = {
         "no token": ask("POST", f"{it.running.data}/model/premium/converse", TURN),
         "a token that is none": it.call(Authorization="Bearer of-no-token"),
@@ -115,17 +115,17 @@ def data_port(it: ObservedSidecar, secret: dict[str, str]) -> dict[str, Any]:
         "quota spent": _until(400, it, token("poor")),
         "served by another label": _served_by_another(it),
     }
-    return found | {name: Heard.of(told).as_told() for name, told in others.items()}
+    return found | {name: Heard.of(answer).as_dict() for name, answer in others.items()}
 
 
 def _until(status: int, it: ObservedSidecar, shown: str) -> ObservedResponse:
-    return next(told for _ in range(50) if (told := it.call(Authorization=f"Bearer {shown}")).status == status)
+    return next(answer for _ in range(50) if (answer := it.call(Authorization=f"Bearer {shown}")).status == status)
 
 
 def _served_by_another(it: ObservedSidecar) -> ObservedResponse:
     shown = f"Bearer {token('falls')}"
     calls = (it.call(Authorization=shown) for _ in range(50))
-    return next(told for told in calls if told.headers["x-price-keeper-label"] == "economy")
+    return next(answer for answer in calls if answer.headers["x-price-keeper-label"] == "economy")
 
 
 def settings(it: ObservedSidecar) -> dict[str, dict[str, str]]:
@@ -166,31 +166,31 @@ def control_api(document: dict[str, Any]) -> dict[str, Any]:
     """Of the document that describes it, which tests/property/test_control_document.py holds it to."""
     schemas = document["components"]["schemas"]
     return {
-        f"{method.upper()} {path}": _operation(told, schemas)
+        f"{method.upper()} {path}": _operation(operation, schemas)
         for path, methods in sorted(document["paths"].items())
-        for method, told in sorted(methods.items())
+        for method, operation in sorted(methods.items())
     }
 
 
-def _operation(told: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"operation": told["operationId"]}
-    found["security"] = [name for each in told["security"] for name in each]
-    if told["parameters"]:
-        found["parameters"] = [f"{each['name']} in {each['in']}" for each in told["parameters"]]
-    if "requestBody" in told:
-        found["request"] = _content(told["requestBody"]["content"], schemas)
+def _operation(operation: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"operation": operation["operationId"]}
+    found["security"] = [name for each in operation["security"] for name in each]
+    if operation["parameters"]:
+        found["parameters"] = [f"{each['name']} in {each['in']}" for each in operation["parameters"]]
+    if "requestBody" in operation:
+        found["request"] = _content(operation["requestBody"]["content"], schemas)
     by_answer: dict[str, list[str]] = {}
-    for status, each in sorted(told["responses"].items()):
+    for status, each in sorted(operation["responses"].items()):
         by_answer.setdefault(json.dumps(_answer(each, schemas)), []).append(status)
     found["answers"] = {", ".join(statuses): json.loads(answer) for answer, statuses in by_answer.items()}
     return found
 
 
-def _answer(told: dict[str, Any], schemas: dict[str, Any]) -> Any:
-    content = told.get("content", {})
+def _answer(response: dict[str, Any], schemas: dict[str, Any]) -> Any:
+    content = response.get("content", {})
     reference = content.get("application/json", {}).get("schema", {}).get("$ref", "")
     body: Any = "problem" if reference.endswith("/Problem") else _content(content, schemas)
-    headers = sorted(told.get("headers", {}))
+    headers = sorted(response.get("headers", {}))
     return {"headers": ", ".join(headers), "body": body} if headers else body
 
 
@@ -225,18 +225,18 @@ def _kind(schema: dict[str, Any], schemas: dict[str, Any]) -> str:
     if "$ref" in schema:
         return _kind(schemas[schema["$ref"].rpartition("/")[2]], schemas)
     kinds = schema.get("type", "any")
-    told = " | ".join(kinds) if isinstance(kinds, list) else str(kinds)
+    kind = " | ".join(kinds) if isinstance(kinds, list) else str(kinds)
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
-    return f"{told}: {', '.join(map(str, values))}" if values else told
+    return f"{kind}: {', '.join(map(str, values))}" if values else kind
 
 
 def _usage(request: str) -> dict[str, Any]:
     return {"request_id": request, "label": "premium", "input_tokens": 1000, "output_tokens": 200}
 
 
-def _is(status: int, told: ObservedResponse) -> Any:
-    assert told.status == status, (told.status, told.body)
-    return json.loads(told.body)
+def _is(status: int, answer: ObservedResponse) -> Any:
+    assert answer.status == status, (answer.status, answer.body)
+    return json.loads(answer.body)
 
 
 def shown_to(url: str) -> dict[str, str]:

@@ -10,17 +10,17 @@ from tests.support.commands import call_in_process
 
 
 def commands(folder: Path) -> dict[str, Any]:
-    told = _help(folder)
-    names = re.findall(r"^  ([a-z][a-z-]+) {2,}\S", told.partition("exit codes:")[0], re.MULTILINE)
+    help_text = _help(folder)
+    names = re.findall(r"^  ([a-z][a-z-]+) {2,}\S", help_text.partition("exit codes:")[0], re.MULTILINE)
     found: dict[str, Any] = {}
     for name in names:
         _add(found, folder, name)
-    return {"commands": found, "exit codes": [int(code) for code in re.findall(r"^  (\d+) ", told, re.MULTILINE)]}
+    return {"commands": found, "exit codes": [int(code) for code in re.findall(r"^  (\d+) ", help_text, re.MULTILINE)]}
 
 
 def _add(found: dict[str, Any], folder: Path, *words: str) -> None:
-    told = _help(folder, *words)
-    sections = dict(re.findall(r"^(\w[\w ]*):\n((?:(?: .*)?\n)+)", told + "\n", re.MULTILINE))
+    help_text = _help(folder, *words)
+    sections = dict(re.findall(r"^(\w[\w ]*):\n((?:(?: .*)?\n)+)", help_text + "\n", re.MULTILINE))
     if "commands" in sections:
         for name in re.findall(r"^  ([a-z][a-z-]+) {2,}\S", sections["commands"], re.MULTILINE):
             _add(found, folder, *words, name)

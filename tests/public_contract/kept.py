@@ -40,8 +40,8 @@ def row_attributes(store: Path) -> set[str]:
     """Each attribute of each kind of row, as `table: key attribute`."""
     return {
         f"{table}: {key} {attribute}"
-        for table, told in tables(store).items()
-        for key, attributes in told.get("rows", {}).items()
+        for table, rows in tables(store).items()
+        for key, attributes in rows.get("rows", {}).items()
         for attribute in attributes
     }
 

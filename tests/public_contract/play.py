@@ -149,9 +149,9 @@ def _metrics(it: ObservedSidecar) -> dict[str, Any]:
             values = found[name].setdefault("labels", {}).setdefault(label, set())
             if label not in _OPEN:
                 values.update(_WAYS.get(label, [value]))
-    for told in found.values():
-        if "labels" in told:
-            told["labels"] = {label: sorted(values) or "any" for label, values in sorted(told["labels"].items())}
+    for samples in found.values():
+        if "labels" in samples:
+            samples["labels"] = {label: sorted(values) or "any" for label, values in sorted(samples["labels"].items())}
     return found
 
 

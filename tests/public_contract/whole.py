@@ -33,12 +33,12 @@ class _Dumper(yaml.SafeDumper):
 def whole() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         found = played(Path(folder))
-        told = commands(Path(folder))
+        described = commands(Path(folder))
     for name, kind in inside.metrics().items():
         found["metrics"].setdefault(name, {"kind": kind, "labels": "not measured here"})
     order = {
-        "commands": told["commands"],
-        "exit codes": told["exit codes"],
+        "commands": described["commands"],
+        "exit codes": described["exit codes"],
         "configuration": inside.configuration(),
         "names": inside.names(),
         "loggers": inside.loggers(),

@@ -183,7 +183,7 @@ class SimulatedForwarder(Forwarder):
         return self._simulated
 
 
-class Told:
+class CallOutcome:
     """A caller who waits for an answer, or leaves."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from price_keeper.rates.token_bucket import CONSUMED, MILLI, TOKENS
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Store
 
-from tests.sim.bedrock import Told, request
+from tests.sim.bedrock import CallOutcome, request
 from tests.sim.network import PATIENCE_SECONDS
 from tests.sim.setup import LABELS, ORG
 from tests.sim.sidecar import Clock, Life
@@ -62,17 +62,17 @@ class Ending:
             for machine in self.world.machines:
                 if machine.life is None or machine.life.is_over:
                     machine.start()
-        self.truth.check(f"it comes to this that {what}", has_come, self._told())
+        self.truth.check(f"it comes to this that {what}", has_come, self._describe_fleet())
         self.world.check()
 
-    def _told(self) -> str:
-        told = []
+    def _describe_fleet(self) -> str:
+        parts = []
         for machine in self.world.machines:
             life = machine.life
             flusher = life.recording.flusher if life is not None and life.is_ready else None
             trouble = None if flusher is None else (flusher.store_trouble, flusher.journal.trouble)
-            told.append(f"{machine.name}: ready {flusher is not None}, trouble {trouble}")
-        return "; ".join(told)
+            parts.append(f"{machine.name}: ready {flusher is not None}, trouble {trouble}")
+        return "; ".join(parts)
 
     def _heals(self) -> None:
         world = self.world
@@ -106,8 +106,8 @@ class Ending:
     def _nothing_is_lost(self) -> None:
         for name, pico in self.truth.pico.items():
             found = self.truth.flushed.get(name)
-            told = (0, 0) if found is None else (found.pico, found.requests)
-            self.truth.check("nothing is lost", told == (pico, self.truth.requests[name]), name, told, pico)
+            counted = (0, 0) if found is None else (found.pico, found.requests)
+            self.truth.check("nothing is lost", counted == (pico, self.truth.requests[name]), name, counted, pico)
         self.world.check()
 
     async def _totals(self) -> None:
@@ -128,30 +128,30 @@ class Ending:
     async def _agrees(self, life: Life) -> None:
         """By one new look at the store, it knows who pays, and the truth."""
         for caller in self.world.setup.callers:
-            standing, _ = await life.standings.read_status(caller, forces_read=True)
-            for label in standing.settings.quotas:
-                spent, name = standing.get_tracker(label), Name(standing.scope.key, label, standing.span.key)
-                told = spent.spent, spent.in_flight
-                self.truth.check("all know what was spent", told == (self.truth.pico[name], 0), life.name, name, told)
+            state, _ = await life.budget_registry.read_status(caller, forces_read=True)
+            for label in state.settings.quotas:
+                spent, name = state.get_tracker(label), Name(state.scope.key, label, state.span.key)
+                known = spent.spent, spent.in_flight
+                self.truth.check("all know what was spent", known == (self.truth.pico[name], 0), life.name, name, known)
 
     def _all_decide_alike(self) -> None:
         for caller in self.world.setup.callers:
-            standings = [self._standing(life, caller) for life in self.world.running]
-            known = [each for each in standings if each is not None]
+            states = [self._state(life, caller) for life in self.world.running]
+            known = [each for each in states if each is not None]
             if len({each.span for each in known}) > 1 or any(self._something_ends(each) for each in known):
                 continue
             for label in LABELS:
                 served = {each.find_enforced_label(label) for each in known}
                 self.truth.check("all decide alike", len(served) <= 1, caller.app, label, served)
 
-    def _standing(self, life: Life, caller: Caller) -> BudgetState | None:
-        payer = life.standings.cached(caller)
-        return None if payer is None else payer.budget
+    def _state(self, life: Life, caller: Caller) -> BudgetState | None:
+        caller_day = life.budget_registry.cached(caller)
+        return None if caller_day is None else caller_day.budget
 
-    def _something_ends(self, standing: BudgetState) -> bool:
+    def _something_ends(self, state: BudgetState) -> bool:
         now = self.world.wall()
-        item: Any = self.world.store.items.get(schema.sticky_state_key(standing.scope, standing.span.key)) or {}
-        ends = (standing.span.start, standing.span.end, item.get("override_until_epoch", 0))
+        item: Any = self.world.store.items.get(schema.sticky_state_key(state.scope, state.span.key)) or {}
+        ends = (state.span.start, state.span.end, item.get("override_until_epoch", 0))
         return any(abs(now - float(end)) < 30 for end in ends)
 
     # Calls.
@@ -161,33 +161,33 @@ class Ending:
         item: Any = self.world.store.items.get(schema.rate_bucket_key(Scope(ORG), "RATE")) or {}
         limits, wait = self.world.settings.limits, SERVED_SECONDS
         for name in ("rpm", "tpm") if limits else ():
-            owed = max(0, -int(item.get(name + TOKENS, 0))) / MILLI
-            wait += owed * 60 / limits[name] + limits["burst_secs"]
+            overdraft = max(0, -int(item.get(name + TOKENS, 0))) / MILLI
+            wait += overdraft * 60 / limits[name] + limits["burst_secs"]
         for life in self.world.running:
             self._is_served(life, wait)
 
     def _is_served(self, life: Life, seconds: float) -> None:
         end = self.world.scheduler.now + seconds
-        while (told := self._small_call(life)).status not in (200, 400) and self.world.scheduler.now < end:
+        while (outcome := self._small_call(life)).status not in (200, 400) and self.world.scheduler.now < end:
             self.world.run_for(2.0)
-        self.truth.check("all are served again", told.status in (200, 400), life.name, told.status)
+        self.truth.check("all are served again", outcome.status in (200, 400), life.name, outcome.status)
         self.world.check()
 
-    def _small_call(self, life: Life) -> Told:
-        told = life.takes(next(self.world.numbers), request(LABELS[0], 0, 10, 10, 1, None))
+    def _small_call(self, life: Life) -> CallOutcome:
+        outcome = life.takes(next(self.world.numbers), request(LABELS[0], 0, 10, 10, 1, None))
         for _ in range(40):
-            if told.is_over:
+            if outcome.is_over:
                 break
             self.world.run_for(0.5)
-        return told
+        return outcome
 
     def _books_of_limits(self) -> None:
         item: Any = self.world.store.items.get(schema.rate_bucket_key(Scope(ORG), "RATE"))
         if item is None or not self.world.limits.is_exact:
             return
         for name in ("rpm", "tpm"):
-            told, used = item.get(name + CONSUMED), self.world.limits.used[name]
-            self.truth.check("what was used is told once", told == used, name, told, used)
+            consumed, used = item.get(name + CONSUMED), self.world.limits.used[name]
+            self.truth.check("what was used is told once", consumed == used, name, consumed, used)
 
     # The end of it all.
 

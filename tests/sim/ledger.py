@@ -84,7 +84,7 @@ class Limits:
         self.ledgers[name].passes(amount, held, self.now())
 
 
-class ToldLimiter(RecordingBucketClient):
+class LedgerBucketClient(RecordingBucketClient):
     """The same, with the books of a whole fleet in which sidecars have several lives."""
 
     books: Limits
@@ -101,7 +101,7 @@ class ToldLimiter(RecordingBucketClient):
             setattr(share, what, getattr(share, what) + sign * amount / MILLI)
 
 
-class ToldLeasing(RateLeaseManager):
+class LedgerLeaseManager(RateLeaseManager):
     """What it lets through stands in the books. What is used beyond its estimate was never let through: it is owed."""
 
     books: Limits

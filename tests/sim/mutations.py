@@ -112,27 +112,27 @@ def _without_number(*arguments: Any) -> list[Any]:
     return [replace(hold, condition=None), bucket]
 
 
-async def _by_time_out(purse: Any) -> None:
+async def _by_time_out(lease: Any) -> None:
     """Idle leases are returned, including what calls in flight may still cost."""
-    if purse.in_flight and purse._clock.monotonic() - purse._used_at >= IDLE_SECONDS:
-        async with purse._writing:
-            await purse._release(purse.free + purse.in_flight)
-    await _tick(purse)
+    if lease.in_flight and lease._clock.monotonic() - lease._used_at >= IDLE_SECONDS:
+        async with lease._writing:
+            await lease._release(lease.free + lease.in_flight)
+    await _tick(lease)
 
 
-def _on_what_is_under_way(standing: Any, index: int) -> int | None:
-    plan = standing.settings
+def _on_what_is_under_way(state: Any, index: int) -> int | None:
+    plan = state.settings
     if not plan.ordering or not plan.is_sticky or plan.enforcement == "shadow":
         return None
     found = label_policy.advance_active_index(
-        index, plan.ordering, lambda label: standing.get_tracker(label).committed, plan.quotas
+        index, plan.ordering, lambda label: state.get_tracker(label).committed, plan.quotas
     )
     return found if found > index else None
 
 
-def _by_former_quotas(standing: Any, plan: Any, active: int) -> None:
+def _by_former_quotas(state: Any, plan: Any, active: int) -> None:
     """Settings that were read first hold for good."""
-    _learn(standing, replace(plan, quotas=standing.settings.quotas or plan.quotas), active)
+    _learn(state, replace(plan, quotas=state.settings.quotas or plan.quotas), active)
 
 
 _learn = BudgetState.apply_settings
@@ -177,8 +177,8 @@ def _cannot_end(journal: Any) -> None:
     journal._segment.close()
 
 
-def _met_by_defaults(standings: Any, name: Any) -> bool:
-    return bool(standings._is_loaded(name))
+def _met_by_defaults(registry: Any, name: Any) -> bool:
+    return bool(registry._is_loaded(name))
 
 
 def _never_sound_again(holds: Any, name: Any) -> None:

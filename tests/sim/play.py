@@ -20,7 +20,7 @@ from tests.sim.disk import DISKS, disks
 from tests.sim.ending import Ending
 from tests.sim.script import Script
 from tests.sim.setup import setup_of
-from tests.sim.truth import ToldJournal
+from tests.sim.truth import TruthJournal
 from tests.sim.world import Patches, World
 
 COLLECTED_AFTER = 25  # seeds
@@ -58,7 +58,7 @@ def stage() -> Iterator[Path]:
         with (
             tempfile.TemporaryDirectory(dir=in_memory if in_memory.is_dir() else None) as folder,
             disks(),
-            mock.patch.object(recording, "Journal", lambda *given: ToldJournal(DISKS.scheduler.current, *given)),
+            mock.patch.object(recording, "Journal", lambda *given: TruthJournal(DISKS.scheduler.current, *given)),
         ):
             yield Path(folder)
     finally:

@@ -120,8 +120,8 @@ def mistakes(most: int) -> int:
         for name, mistake in MISTAKES.items():
             seeds, outcome = seeds_until_found(mistake, folder, most)
             missed += outcome is None
-            told = "not found" if outcome is None else outcome.failure[:100]
-            print(f"{seeds:>4} {name}: {told}", flush=True)
+            outcome_text = "not found" if outcome is None else outcome.failure[:100]
+            print(f"{seeds:>4} {name}: {outcome_text}", flush=True)
     return 1 if missed else 0
 
 

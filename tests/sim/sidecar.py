@@ -28,13 +28,13 @@ from price_keeper.stores.contract import Key, Store
 from price_keeper.tasks import Tasks
 from price_keeper.usage.price_updates import PriceTables
 
-from tests.sim.bedrock import ByHeader, SimulatedForwarder, Told
+from tests.sim.bedrock import ByHeader, CallOutcome, SimulatedForwarder
 from tests.sim.disk import Disk
-from tests.sim.ledger import ToldLeasing, ToldLimiter
+from tests.sim.ledger import LedgerBucketClient, LedgerLeaseManager
 from tests.sim.network import Weather, Wire
 from tests.sim.scheduler import Loop
 from tests.sim.setup import ORG
-from tests.sim.truth import Name, Noted, ToldAlerts
+from tests.sim.truth import Name, Noted, TruthAlerts
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -95,7 +95,7 @@ class Life:
         self.is_dead = self.is_ready = self.is_over = self.is_stopping = False
         self.has_told_limits = True  # when it ended
         self.under_way: dict[int, Intent] = {}
-        self.calls: dict[int, Told] = {}
+        self.calls: dict[int, CallOutcome] = {}
         self.is_out_of_time = bool(abs(machine.clock.wrong_by) > 2.5)
         self.wire: Wire | None = None
         self._task = self.loop.create_task(self._lives())
@@ -126,10 +126,10 @@ class Life:
         if not self.is_ready:
             return False
         holders = self.leasing._holders.values()
-        is_owed = any(not each.lease.is_empty or each.unsettled or each.top_up is not None for each in holders)
+        has_pending = any(not each.lease.is_empty or each.unsettled or each.top_up is not None for each in holders)
         is_exact = (self.world.settings.limits or {}).get("mode") == "exact"
         is_telling = any(task.get_coro().__name__ in TELLING for task in self.tasks._spawned)  # perhaps not yet begun
-        return bool(self.limiter.pending or is_owed or is_telling or (is_exact and (self.calls or self.under_way)))
+        return bool(self.limiter.pending or has_pending or is_telling or (is_exact and (self.calls or self.under_way)))
 
     def _ends(self, task: asyncio.Task[None]) -> None:
         self.world.trace(self.name, "ends", type(task.exception()).__name__)
@@ -160,8 +160,8 @@ class Life:
                 clock,
             )
             store = cast(Store, self.wire)
-            self.limiter = ToldLimiter(store, time.now_ms, clock)
-            self.leasing = ToldLeasing(self.limiter, clock, tasks)
+            self.limiter = LedgerBucketClient(store, time.now_ms, clock)
+            self.leasing = LedgerLeaseManager(self.limiter, clock, tasks)
             self.limiter.books = self.leasing.books = world.limits
             self.limiter.life = self.leasing.life = self.number
             if setup.limits is not None:
@@ -170,20 +170,22 @@ class Life:
             self.recording: Recording = recording
             # To look back over a month of days is mostly time.
             recording.aggregator._has_looked_back = world.chance.random() < 0.9
-            notebook = SnapshotFile(self.machine.folder, clock)
-            await notebook.open()
-            alerts = cast(AlertRaiser, ToldAlerts(world.truth))
-            self.standings = BudgetRegistry(config, store, recording.flusher, clock, tasks, alerts, notebook.snapshot)
+            snapshot_file = SnapshotFile(self.machine.folder, clock)
+            await snapshot_file.open()
+            alerts = cast(AlertRaiser, TruthAlerts(world.truth))
+            self.budget_registry = BudgetRegistry(
+                config, store, recording.flusher, clock, tasks, alerts, snapshot_file.snapshot
+            )
             self._opens_port(config, store)
             recording.start(config, tasks)
-            notebook.start(tasks)
+            snapshot_file.start(tasks)
             self.is_ready = True
             world.trace(self.name, "is ready", len(recording.recovered.sealed), recording.recovered.estimated_calls)
             await self.stop.wait()
             await self._drained()
             try:
                 await recording.finish()
-                await notebook.write()
+                await snapshot_file.write()
             finally:
                 await self.leasing.stop()
                 self.forwarder.close()
@@ -194,11 +196,11 @@ class Life:
         journal = recording.flusher.journal
         self.forwarder = SimulatedForwarder(clock, world.bedrock, lambda: bool(journal._unwritten))
         tariffs = PriceTables(config, store, None, clock)
-        admitting = data_port_wiring.build_rate_limiter(
-            config, store, clock, tasks, self.leasing, self.standings.snapshot
+        rate_limiter = data_port_wiring.build_rate_limiter(
+            config, store, clock, tasks, self.leasing, self.budget_registry.snapshot
         )
         hard = data_port_wiring.build_hard_budgets(
-            config, store, clock, tasks, recording, self.standings, tariffs, self.forwarder
+            config, store, clock, tasks, recording, self.budget_registry, tariffs, self.forwarder
         )
         self.hard = hard
         bedrock = data_port_wiring.BedrockAccess("http://bedrock", cast(Any, None))
@@ -213,9 +215,9 @@ class Life:
                 self.forwarder,
                 recording.flusher,
                 tariffs,
-                self.standings,
+                self.budget_registry,
                 tasks,
-                admitting,
+                rate_limiter,
                 hard,
                 cast(Any, object()),
             )
@@ -241,8 +243,8 @@ class Life:
 
     # For the world.
 
-    def takes(self, number: int, request: Request) -> Told:
-        told = self.calls[number] = Told()
+    def takes(self, number: int, request: Request) -> CallOutcome:
+        outcome = self.calls[number] = CallOutcome()
 
         def begin() -> None:
             request.received_at = self.loop.time()
@@ -250,16 +252,16 @@ class Life:
 
         def over() -> None:
             self.calls.pop(number, None)
-            self.world.call_is_over(self, number, told)
+            self.world.call_is_over(self, number, outcome)
 
         async def handled() -> None:
             try:
-                await self.pipeline(request, told)
+                await self.pipeline(request, outcome)
             finally:
                 over()
 
         self.loop.call_soon(begin)
-        return told
+        return outcome
 
     def about_to_begin(self, intent: Intent) -> None:
         """None takes a soft quota for less spent than it can know, and none goes by what is too old."""
@@ -268,22 +270,22 @@ class Life:
             return
         self._pays_as_noted(intent)
         self._counts_no_more()
-        for standing in self._standings():
-            for label, quota in standing.settings.quotas.items():
-                spent = standing.get_tracker(label)
-                if spent not in intent.charged.spend_listeners or standing.settings.enforcement != "soft":
+        for state in self._budget_states():
+            for label, quota in state.settings.quotas.items():
+                spent = state.get_tracker(label)
+                if spent not in intent.charged.spend_listeners or state.settings.enforcement != "soft":
                     continue
-                name = Name(standing.scope.key, label, standing.span.key)
+                name = Name(state.scope.key, label, state.span.key)
                 least = truth.least(wire.seen, name, spent.exact_at)
                 is_known = least is None or least < quota
                 truth.check("no call begins on a quota that is known to be spent", is_known, name, least, quota)
                 truth.check(
                     "what is taken is less than the quota", spent.committed < quota, name, spent.committed, quota
                 )
-                self._is_seen_in_time(name, standing, now)
+                self._is_seen_in_time(name, state, now)
 
     def _counts_no_more(self) -> None:
-        for watch in self.standings._refresh_states.values():
+        for watch in self.budget_registry._refresh_states.values():
             self.world.truth.check_most(self.name, watch.budget)
 
     def _pays_as_noted(self, intent: Intent) -> None:
@@ -291,20 +293,23 @@ class Life:
         counters, world = intent.charged.counters, self.world
         scopes = {each.scope for each in counters if not each.is_lease}
         org, app = Scope(ORG), Scope.from_key(max(scopes, key=len))
-        payer = org if world.setup.quota_scope == "ORG" else app
+        caller_day = org if world.setup.quota_scope == "ORG" else app
         noted = {settings for settings, since in self.machine.noted.items() if since < self.number}
-        if any(settings_of(each) not in {each.key for each in noted} for each in (org, payer)):
+        if any(settings_of(each) not in {each.key for each in noted} for each in (org, caller_day)):
             return
-        told = self.name, payer.key, counters
-        world.truth.check("who was met before pays for its calls", payer.key in scopes, *told)
+        details = self.name, caller_day.key, counters
+        world.truth.check("who was met before pays for its calls", caller_day.key in scopes, *details)
         if Noted(settings_of(org), "hard") in noted and counters[0].label in world.settings.quotas:
             is_held = any(each.is_lease for each in counters)
-            world.truth.check("who was met with a hard budget spends what is held for it", is_held, *told)
+            world.truth.check("who was met with a hard budget spends what is held for it", is_held, *details)
 
-    def _standings(self) -> list[BudgetState]:
+    def _budget_states(self) -> list[BudgetState]:
         """That calls can be paid from. Those by defaults alone are left as soon as better is known: until then nobody
         knows whose budget it is, nor over how many shards it is spread."""
-        found = {id(payer.budget): (payer.budget, watch) for payer, watch in self.standings._caller_days.values()}
+        found = {
+            id(caller_day.budget): (caller_day.budget, watch)
+            for caller_day, watch in self.budget_registry._caller_days.values()
+        }
         calendar = self.world.calendar
         return [
             each
@@ -312,12 +317,12 @@ class Life:
             if each.settings.calendar == calendar and watch.spend_stale_at > -NEVER
         ]
 
-    def _is_seen_in_time(self, name: Name, standing: Any, now: float) -> None:
+    def _is_seen_in_time(self, name: Name, state: Any, now: float) -> None:
         """As long as nothing keeps it from looking, what was spent is known after a flush and an interval."""
         world, spent_at = self.world, self.world.truth.spent_at.get(name)
         if spent_at is None or world.last_trouble > spent_at - 120 or not world.is_soft_bound_kept:
             return
-        most = world.longest_delay(standing.settings.normal_secs)
+        most = world.longest_delay(state.settings.normal_secs)
         world.truth.check(
             "a soft quota is passed for no longer than stated", now - spent_at <= most, name, now - spent_at
         )
@@ -331,13 +336,13 @@ class Life:
             if now - at > NOTED_SECONDS and not (self.disk.has_failed or self.is_out_of_time):
                 self.machine.noted.setdefault(settings, self.number)
         self._counts_no_more()
-        for standing in self._standings():
-            for label, spent in standing._trackers.items():
-                name = Name(standing.scope.key, label, standing.span.key)
+        for state in self._budget_states():
+            for label, spent in state._trackers.items():
+                name = Name(state.scope.key, label, state.span.key)
                 least = truth.least(self.wire.seen, name, spent.exact_at)
                 is_less = least is not None and spent.spent < least
-                told = self.name, name, spent.spent, least, spent.exact_at, self.wire.seen.known.get(name)
-                truth.check("nobody counts less than it can know", not is_less, *told)
+                details = self.name, name, spent.spent, least, spent.exact_at, self.wire.seen.known.get(name)
+                truth.check("nobody counts less than it can know", not is_less, *details)
                 expected = sum(
                     _expected(each) for each in self.under_way.values() if spent in each.charged.spend_listeners
                 )

@@ -299,16 +299,16 @@ class Fleet(RuleBasedStateMachine):
         """But for those who look just when a day or an override ends."""
         for app in APPS:
             payers = [await process.caller_day(app) for process in self.fleet]
-            standings = [payer.budget for payer in payers]
-            if len({standing.span for standing in standings}) > 1 or self._something_ends(app):
+            states = [caller_day.budget for caller_day in payers]
+            if len({state.span for state in states}) > 1 or self._something_ends(app):
                 continue
-            for standing in standings:
-                for label in standing.settings.quotas:
-                    spent = standing.get_tracker(label)
-                    name = CounterName(standing.scope.key, label, standing.span.key)
+            for state in states:
+                for label in state.settings.quotas:
+                    spent = state.get_tracker(label)
+                    name = CounterName(state.scope.key, label, state.span.key)
                     assert (spent.spent, spent.in_flight) == (self.world.truth(name), 0)
             for label in LABELS:
-                assert {served(standing, label) for standing in standings} == {self._due_to_serve(app, label)}
+                assert {served(state, label) for state in states} == {self._due_to_serve(app, label)}
 
     def _due_to_serve(self, app: Caller, label: str) -> str:
         scope, now = self._scope(app), self.clock.now()
@@ -332,9 +332,9 @@ class Fleet(RuleBasedStateMachine):
         return any(abs(now - end) < 10 for end in (today.start, today.end, item.get("override_until_epoch", 0)))
 
 
-def served(standing: Any, label: str) -> str:
+def served(state: Any, label: str) -> str:
     try:
-        return str(standing.decide(label, False).label)
+        return str(state.decide(label, False).label)
     except Refusal as refused:
         return type(refused).__name__
 

@@ -50,7 +50,7 @@ def test_each_mutation_is_detected() -> None:
     found = played("--mistakes", str(SOON))
     lines = re.findall(r"^ *(\d+) (.*): (.*)$", found.stdout, re.MULTILINE)
     assert len(lines) >= 24, found.stderr
-    assert [name for _, name, told in lines if told == "not found"] == []
+    assert [name for _, name, outcome in lines if outcome == "not found"] == []
     assert found.returncode == 0
 
 
@@ -61,8 +61,8 @@ def test_seed_gives_identical_run_in_every_process() -> None:
     assert first.stdout == second.stdout
     hashes = first.stdout.split()
     assert len(set(hashes)) == 6
-    told = played("--seed", "5", hash_seed="3").stdout
-    assert hashes[-1] in told
-    focus = re.search(r"\((.*)\)", told)
+    output = played("--seed", "5", hash_seed="3").stdout
+    assert hashes[-1] in output
+    focus = re.search(r"\((.*)\)", output)
     assert focus is not None
-    assert played("--seed", "5", "--focus", focus[1]).stdout == told
+    assert played("--seed", "5", "--focus", focus[1]).stdout == output

@@ -209,9 +209,9 @@ def test_crash_loses_only_what_was_held() -> None:
             sidecar.starts += 1
             await sidecar.lease_manager.stop()
         await asyncio.sleep(5)
-        gone, told = _books(fleet)[RPM]
+        gone, reported = _books(fleet)[RPM]
         assert gone == fleet.outcome.admitted * MILLI + held
-        assert told <= fleet.outcome.admitted * MILLI
+        assert reported <= fleet.outcome.admitted * MILLI
         assert 0 < held <= 40 * fleet.setup.share * MILLI
 
     played(FleetSetup(3, 1.0), work)

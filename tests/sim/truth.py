@@ -132,10 +132,10 @@ class Truth:
         self._ended: dict[tuple[int, int], tuple[Intent, int, bool]] = {}  # what calls came to, by life and number
         self._estimated: set[tuple[int, int]] = set()  # calls that a replayed copy has counted: they stay as they were
 
-    def check(self, what: str, holds: bool, *told: object) -> None:
+    def check(self, what: str, holds: bool, *details: object) -> None:
         self.checks[what] += 1
         if not holds:
-            self.violations.append(f"{what}: {' '.join(map(str, told))}")
+            self.violations.append(f"{what}: {' '.join(map(str, details))}")
 
     def of_reader(self, owner: str) -> Reader:
         return Reader(self, owner)
@@ -285,18 +285,18 @@ class Truth:
         total, by_owner = history[place]
         return total + max(0, self.counted[reader.owner, name] - by_owner.get(reader.owner, 0))
 
-    def check_most(self, owner: str, standing: Any) -> None:
+    def check_most(self, owner: str, state: Any) -> None:
         """No process counts more than was spent, or it would flip, alert and refuse too early."""
-        for label, spent in standing._trackers.items():
-            name = Name(standing.scope.key, label, standing.span.key)
+        for label, spent in state._trackers.items():
+            name = Name(state.scope.key, label, state.span.key)
             is_no_more = spent.spent <= self.pico[name] or self.has_replayed_snapshot
             self.check("nobody counts more than was spent", is_no_more, owner, name, spent.spent)
 
-    def check_refusal(self, standing: Any, room: Mapping[str, int]) -> None:
+    def check_refusal(self, state: Any, room: Mapping[str, int]) -> None:
         """By label, what a call needs to have left. One that is refused for good finds less."""
         for label, needed in room.items():
-            name = Name(standing.scope.key, label, standing.span.key)
-            left = standing.settings.quotas[label] - self.pico[name]
+            name = Name(state.scope.key, label, state.span.key)
+            left = state.settings.quotas[label] - self.pico[name]
             is_too_little = left < needed or self.has_replayed_snapshot
             self.check("a call is refused when too little is left", is_too_little, name, left, needed)
 
@@ -336,7 +336,7 @@ def _held_by(counter: Any) -> tuple[lease_rows.HardBudgetKey, str]:
     return lease_rows.HardBudgetKey(counter.scope, counter.label, period), holder
 
 
-class ToldAlerts:
+class TruthAlerts:
     """Checks that each threshold is really reached."""
 
     def __init__(self, truth: Truth) -> None:
@@ -348,7 +348,7 @@ class ToldAlerts:
         self._truth.check("an alert fires when its threshold is reached", is_reached, name, pct, quota)
 
 
-class ToldJournal(Journal):
+class TruthJournal(Journal):
     """Tells the truth of each call when what became of it is written."""
 
     def __init__(self, life: Any, *arguments: Any) -> None:

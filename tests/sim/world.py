@@ -23,7 +23,7 @@ from price_keeper.org_calendar import Period, load_zone
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Update, Value
 
-from tests.sim.bedrock import Bedrock, Told, prices_of
+from tests.sim.bedrock import Bedrock, CallOutcome, prices_of
 from tests.sim.disk import DISKS
 from tests.sim.ledger import Ledger, Limits
 from tests.sim.network import SharedStore, Weather, Wire, at_once
@@ -95,8 +95,8 @@ class World:
     def random_bytes(self, size: int) -> bytes:
         return self._chance_bytes.randbytes(size)
 
-    def trace(self, *told: object) -> None:
-        line = f"{self.scheduler.now - BEGINNING:.4f} {' '.join(map(str, told))}"
+    def trace(self, *details: object) -> None:
+        line = f"{self.scheduler.now - BEGINNING:.4f} {' '.join(map(str, details))}"
         self.trace_hash.update(line.encode())
         self.recent.append(line)
 
@@ -162,8 +162,8 @@ class World:
 
     # What is found out.
 
-    def call_is_over(self, life: Life, number: int, told: Told) -> None:
-        how = "left" if told.is_disconnected else "cut" if told.was_cut else str(told.status)
+    def call_is_over(self, life: Life, number: int, outcome: CallOutcome) -> None:
+        how = "left" if outcome.is_disconnected else "cut" if outcome.was_cut else str(outcome.status)
         self.figures.calls[how] += 1
         self.trace(life.name, "call", number, how)
 
@@ -209,10 +209,10 @@ _CONFIG = replace(
 def _checked_refusal(truth: Truth) -> Callable[..., Any]:
     refused = BudgetState._build_spent_error
 
-    def checked(standing: BudgetState, asked: str, may: tuple[str, ...]) -> Any:
-        refusal = refused(standing, asked, may)
+    def checked(state: BudgetState, asked: str, may: tuple[str, ...]) -> Any:
+        refusal = refused(state, asked, may)
         if isinstance(refusal, QuotaExceeded):
-            truth.check_refusal(standing, dict.fromkeys(may, 1))
+            truth.check_refusal(state, dict.fromkeys(may, 1))
         return refusal
 
     return checked
@@ -221,10 +221,10 @@ def _checked_refusal(truth: Truth) -> Callable[..., Any]:
 def _checked_hard_refusal(truth: Truth) -> Callable[..., Any]:
     refused = hard_budgets._build_refusal
 
-    def checked(standing: BudgetState, dry: Mapping[str, Any]) -> Any:
-        refusal = refused(standing, dry)
+    def checked(state: BudgetState, dry: Mapping[str, Any]) -> Any:
+        refusal = refused(state, dry)
         if isinstance(refusal, QuotaExceeded):
-            truth.check_refusal(standing, {label: worst for label, (_, worst) in dry.items()})
+            truth.check_refusal(state, {label: worst for label, (_, worst) in dry.items()})
         return refusal
 
     return checked

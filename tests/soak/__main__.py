@@ -46,12 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     figures = {"seconds": asked.seconds, "seed": asked.seed, **verdict.figures}
     table = Table("A soak", "", ("what", "figure"), list(figures.items()))
     Results(tables=[table], goals=verdict.goals).print()
-    print("\nmost of the logs:", *verdict.told, sep="\n  ")
+    print("\nmost of the logs:", *verdict.log_findings, sep="\n  ")
     output = asked.output or (OUTPUT if asked.seconds >= SECONDS else None)
     if output is not None:
-        told = {"figures": figures, "goals": [asdict(goal) for goal in verdict.goals]}
+        report = {"figures": figures, "goals": [asdict(goal) for goal in verdict.goals]}
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(told, indent=1) + "\n")
+        output.write_text(json.dumps(report, indent=1) + "\n")
     return 0 if verdict.is_good else 1
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from tests.soak.fleet import ADMIN_KEY, Member
-from tests.soak.tenants import APPS, STEADY, TOLD, App, app_body, orgs
+from tests.soak.tenants import APPS, STEADY, SUBMITTED, App, app_body, orgs
 from tests.support.raw_clients import ConnectionCut, RawConnection
 
 PEOPLE = 3
@@ -47,7 +47,7 @@ class Administrators:
         self.troubles: list[str] = []
         self.silent_shown_out = self.silent_left_alone = 0
         self.events = 0  # received by status pages
-        self.told_usd_micros = Decimal()  # of submitted usage: the cost stated by the answers
+        self.submitted_usd_micros = Decimal()  # of submitted usage: the cost stated by the answers
         self.zones: dict[str, str] = {}  # of orgs
         self.credentials = ""  # of an app's client
         self._members = members
@@ -141,14 +141,16 @@ class Administrators:
         for _ in range(TELLING_TRIES):
             member = self._chance.choice(self._members)
             try:
-                status, told = await self._ask("POST", f"{member.api}{TOLD.path}/usage", usage, member.bearer(TOLD))
+                status, answer = await self._ask(
+                    "POST", f"{member.api}{SUBMITTED.path}/usage", usage, member.bearer(SUBMITTED)
+                )
             except _BROKEN:
                 self.broken += 1
             else:
                 if status in (200, 201):
-                    self.told_usd_micros += Decimal(told["cost_usd_micros"])
+                    self.submitted_usd_micros += Decimal(answer["cost_usd_micros"])
                     return
-                assert status in (429, 500, 503), (status, told)
+                assert status in (429, 500, 503), (status, answer)
             await asyncio.sleep(PAUSE_SECONDS)
         raise AssertionError("usage could not be submitted")
 

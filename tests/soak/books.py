@@ -78,8 +78,8 @@ class Books:
         wrong, either = [], 0
         query = """select request, sidecar, label, started, receipts.pico, ran.tokens, ran.model, ran.arrived
                    from receipts join ran using (request) where why = ''"""
-        for request, sidecar, label, started, paid, told, model, arrived in self._db.execute(query):
-            tokens = tuple(map(int, told.split(",")))
+        for request, sidecar, label, started, paid, stated_tokens, model, arrived in self._db.execute(query):
+            tokens = tuple(map(int, stated_tokens.split(",")))
             versions = self._in_force(sidecar, started)
             may_be = {pico(version, label, tokens) for version in versions}
             either += len(may_be) > 1
@@ -181,8 +181,8 @@ class Books:
                    left join receipts on receipts.request = ran.request and why = ''
                    where invocation like ?"""
         labels = {model: label for label, model in MODELS.items()}
-        for model, told, paid in self._db.execute(query, [f"{app.name}.%"]):
-            label, tokens = labels[model], tuple(map(int, told.split(",")))
+        for model, stated_tokens, paid in self._db.execute(query, [f"{app.name}.%"]):
+            label, tokens = labels[model], tuple(map(int, stated_tokens.split(",")))
             sums[label] += min(pico(version, label, tokens) for version in range(len(PRICES))) if paid is None else paid
         return dict(sums)
 

@@ -98,7 +98,7 @@ class Member:
 
     # Its configuration.
 
-    def write_config(self, spoilt: str = "") -> None:
+    def write_config(self, appended: str = "") -> None:
         config = {
             "listen": {"data": f"127.0.0.1:{self.data}", "control": f"127.0.0.1:{self.control}"},
             "upstream": {"endpoint": self.bedrock},
@@ -108,7 +108,7 @@ class Member:
             "labels": labels(self.version),
         }
         unfinished = self.folder / "config.new"
-        unfinished.write_text(yaml.safe_dump(config) + spoilt)
+        unfinished.write_text(yaml.safe_dump(config) + appended)
         unfinished.rename(self.folder / "config.yaml")
 
     async def reload(self, version: int) -> None:
@@ -118,21 +118,21 @@ class Member:
         await self._hang_up("labels and prices reloaded", len(self.pids))
         self.history.append(InForce(version, sent, time.time()))
 
-    async def reload_spoilt(self) -> None:
+    async def reload_malformed(self) -> None:
         """It continues as before."""
         self.write_config("labels: {premium: {}}\n")
         await self._hang_up("configuration rejected", 1)
         self.write_config()
 
-    async def _hang_up(self, told: str, times: int) -> None:
+    async def _hang_up(self, message: str, times: int) -> None:
         """Until the log has it so many times more."""
-        before, deadline = self._times_told(told), time.monotonic() + RELOADING_SECONDS
+        before, deadline = self._count_log_lines(message), time.monotonic() + RELOADING_SECONDS
         self.signal(signal.SIGHUP)
-        while self._times_told(told) < before + times:
-            assert time.monotonic() < deadline, f"{self.name} does not tell {times} times: {told}"
+        while self._count_log_lines(message) < before + times:
+            assert time.monotonic() < deadline, f"{self.name} does not tell {times} times: {message}"
             await asyncio.sleep(0.05)
 
-    def _times_told(self, what: str) -> int:
+    def _count_log_lines(self, what: str) -> int:
         return self.logs[1].read_text().count(what)
 
     # Its process.

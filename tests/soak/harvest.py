@@ -33,7 +33,7 @@ class Harvest:
         self.db.execute("pragma synchronous = off")
         self.db.executescript(TABLES)
         self.segments = 0
-        self.told_prompts = 0  # segments that hold a word of a prompt
+        self.leaked_prompts = 0  # segments that hold a word of a prompt
         self._members = members
         self._marker = marker
 
@@ -46,7 +46,7 @@ class Harvest:
 
     def _take(self, sidecar: str, path: Path) -> None:
         data = path.read_bytes()
-        self.told_prompts += self._marker in data
+        self.leaked_prompts += self._marker in data
         receipts, sums = _read(data)
         if not receipts and not sums:
             return

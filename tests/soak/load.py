@@ -53,7 +53,7 @@ class Histogram:
 
 
 @dataclass
-class Told:
+class LoadCounts:
     """What callers asked and heard."""
 
     asked: Counter[str] = field(default_factory=Counter)  # by kind
@@ -80,7 +80,7 @@ class Question:
 class Load:
     def __init__(self, members: list[Member], seed: str, whole: Path) -> None:
         """Into `whole` go Bedrock's ids of the answers that callers had to their end."""
-        self.told = Told()
+        self.counts = LoadCounts()
         self.apps = [
             app for app in APPS if app.org != HARD
         ]  # no process must see that one before its budget is settled
@@ -115,20 +115,20 @@ class Load:
 
     async def as_fast_as_it_goes(self, callers: int, seconds: float) -> float:
         """How many calls a second were answered when so many callers did nothing else."""
-        until, before, began = time.monotonic() + seconds, self.told.heard.total(), time.monotonic()
+        until, before, began = time.monotonic() + seconds, self.counts.heard.total(), time.monotonic()
 
         async def call_on() -> None:
             while time.monotonic() < until:
                 await self._call(self._ask)
 
         await asyncio.gather(*(call_on() for _ in range(callers)))
-        return (self.told.heard.total() - before) / (time.monotonic() - began)
+        return (self.counts.heard.total() - before) / (time.monotonic() - began)
 
     async def introduce(self) -> None:
         """Each app to each sidecar, so that what it may spend is known there."""
         for app in (each for each in self.apps if each.labels):  # usage of the others is submitted
             for member in self._members:
-                self.told.asked["ask"] += 1
+                self.counts.asked["ask"] += 1
                 await self._tried(member, self._question(app), is_http2=False)
 
     async def settled(self, seconds: float) -> None:
@@ -148,7 +148,7 @@ class Load:
 
     def _begin(self) -> None:
         if len(self._under_way) >= MOST_UNDER_WAY:
-            self.told.too_many += 1
+            self.counts.too_many += 1
             return
         kind = self._chance.choices(list(self._kinds), list(self._kinds.values()))[0]
         task = asyncio.get_running_loop().create_task(self._call(kind))
@@ -159,10 +159,10 @@ class Load:
         self._under_way.discard(task)
         failure = task.exception()
         if failure is not None:
-            self.told.odd[f"{type(failure).__name__}: {failure}"[:200]] += 1
+            self.counts.odd[f"{type(failure).__name__}: {failure}"[:200]] += 1
 
     async def _call(self, kind: Callable[[Member], Awaitable[None]]) -> None:
-        self.told.asked[kind.__name__.strip("_")] += 1
+        self.counts.asked[kind.__name__.strip("_")] += 1
         await kind(self._chance.choice(self._members))
 
     # Kinds of callers.
@@ -186,9 +186,9 @@ class Load:
                     await asyncio.sleep(self._chance.uniform(0, 0.05))
             finally:
                 wire.reset() if self._chance.random() < 0.5 else wire.close()
-            self.told.left += 1
+            self.counts.left += 1
         except _BROKEN:
-            self.told.broken += 1
+            self.counts.broken += 1
 
     async def _read_slowly(self, member: Member) -> None:
         question = self._question(is_stream=True)
@@ -203,7 +203,7 @@ class Load:
             finally:
                 wire.close()
         except _BROKEN:
-            self.told.broken += 1
+            self.counts.broken += 1
 
     async def _ask_with_an_old_token(self, member: Member) -> None:
         question = self._question()
@@ -215,7 +215,7 @@ class Load:
             finally:
                 wire.close()
         except _BROKEN:
-            self.told.broken += 1
+            self.counts.broken += 1
 
     # One call as an SDK makes it.
 
@@ -238,24 +238,24 @@ class Load:
     async def _tried(self, member: Member, question: Question, *, is_http2: bool) -> None:
         began = time.monotonic()
         for number in range(1, TRIES + 1):
-            self.told.retried += number > 1
+            self.counts.retried += number > 1
             pause = 0.1 * number
             try:
                 heard = await self._once(member, question, number, is_http2=is_http2)
             except ConnectionRefusedError:  # a load balancer asks another one then
-                self.told.broken += 1
+                self.counts.broken += 1
                 member = self._chance.choice(self._members)
             except _BROKEN:
-                self.told.broken += 1
+                self.counts.broken += 1
             else:
                 self._hear(question, heard)
                 if heard.status == 200:
-                    self.told.took.add(time.monotonic() - began)
+                    self.counts.took.add(time.monotonic() - began)
                 if heard.status not in (429, 500, 502, 503, 504):
                     return
                 pause = float(dict(heard.headers).get(b"retry-after", b"0.1"))
             await asyncio.sleep(min(pause, MOST_PAUSE_SECONDS))
-        self.told.given_up += 1
+        self.counts.given_up += 1
 
     async def _once(self, member: Member, question: Question, number: int, *, is_http2: bool) -> WireResponse:
         idle = self._idle[member.data, is_http2]
@@ -284,9 +284,9 @@ class Load:
     def _hear(self, question: Question, heard: WireResponse) -> None:
         headers = dict(heard.headers)
         kind = headers.get(b"x-amzn-errortype", b"").decode().partition(":")[0]
-        self.told.heard[f"{heard.status} {kind}".strip()] += 1
+        self.counts.heard[f"{heard.status} {kind}".strip()] += 1
         if heard.status == 200:
-            self.told.served[f"{question.app.name} {headers.get(b'x-price-keeper-label', b'').decode()}"] += 1
+            self.counts.served[f"{question.app.name} {headers.get(b'x-price-keeper-label', b'').decode()}"] += 1
             self._whole.write(headers[b"x-amzn-requestid"].decode() + "\n")
 
 

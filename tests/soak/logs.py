@@ -30,4 +30,4 @@ def check_logs(
     verdict.holds("bytes of all logs", f"at most {most:.0f}", len(whole), is_so=len(whole) <= most)
     verdict.figures["lines in logs"] = whole.count("\n")
     kinds = Counter(_DIGITS.sub("…", line.partition(" ")[2])[:110] for line in whole.splitlines() if line)
-    verdict.told = [f"{count} {line}" for line, count in kinds.most_common(40)]
+    verdict.log_findings = [f"{count} {line}" for line, count in kinds.most_common(40)]

@@ -129,10 +129,10 @@ async def under_way(members: Sequence[Member], seconds: float) -> dict[str, floa
     while True:
         left: Counter[str] = Counter()
         for member in members:
-            told = await metrics(member)
-            left.update({name: int(told.get(name, -1)) for name in UNDER_WAY})
-            left["our_fault"] += int(told.get("our_fault", 0))
-            left["joined"] += int(told["price_keeper_joined_retries_total"])
+            samples = await metrics(member)
+            left.update({name: int(samples.get(name, -1)) for name in UNDER_WAY})
+            left["our_fault"] += int(samples.get("our_fault", 0))
+            left["joined"] += int(samples["price_keeper_joined_retries_total"])
         if not any(left[name] for name in UNDER_WAY) or time.monotonic() > deadline:
             return dict(left)
         await asyncio.sleep(1)

@@ -167,34 +167,34 @@ class Soak:
         self.harvest.gather()
         left = [path for member in self.members for path in member.journal.rglob("*.seg") if holds_calls(path)]
         self.verdict.none("segments left in a journal", left)
-        self.verdict.none("segments with a word of a prompt", self.harvest.told_prompts)
+        self.verdict.none("segments with a word of a prompt", self.harvest.leaked_prompts)
         check_logs(self.members, self.people.credentials, self.load.bearers.values(), self.seconds, self.verdict)
 
     async def _compare(self) -> None:
         self._tell()
-        troubles = [*self.weather.troubles, *self.people.troubles, *self.load.told.odd]
+        troubles = [*self.weather.troubles, *self.people.troubles, *self.load.counts.odd]
         self.verdict.none("what went otherwise than it should in the fleet, or with a client", troubles)
         books = Books(self.harvest.db, self.members, self.bedrocks, self.verdict)
         books.load(self.folder / "bedrock", self.folder / "whole")
         books.compare_calls()
         books.compare_days(self.people.zones)
         books.explain_estimates()
-        await compare_store(self.store, self.harvest.db, self.people.told_usd_micros, self.verdict)
+        await compare_store(self.store, self.harvest.db, self.people.submitted_usd_micros, self.verdict)
         await check_hard_budget(self.store, books.served(SPENDING), self.verdict)
 
     def _tell(self) -> None:
-        figures, told, people = self.verdict.figures, self.load.told, self.people
-        figures["requests"] = told.asked.total()
-        figures |= {f"requests, {kind.replace('_', ' ')}": count for kind, count in sorted(told.asked.items())}
-        figures |= {f"answers, {status}": count for status, count in sorted(told.heard.items())}
-        figures |= {f"served, {who}": count for who, count in sorted(told.served.items())}
-        figures["tries without a whole answer"] = told.broken
-        figures["tried again"] = told.retried
-        figures["given up after three tries"] = told.given_up
-        figures["callers who left"] = told.left
-        figures["not begun, as 400 were under way"] = told.too_many
-        figures["median, ms"] = round(told.took.share(0.5) * 1000, 1)
-        figures["99 % within, ms"] = round(told.took.share(0.99) * 1000, 1)
+        figures, counts, people = self.verdict.figures, self.load.counts, self.people
+        figures["requests"] = counts.asked.total()
+        figures |= {f"requests, {kind.replace('_', ' ')}": count for kind, count in sorted(counts.asked.items())}
+        figures |= {f"answers, {status}": count for status, count in sorted(counts.heard.items())}
+        figures |= {f"served, {who}": count for who, count in sorted(counts.served.items())}
+        figures["tries without a whole answer"] = counts.broken
+        figures["tried again"] = counts.retried
+        figures["given up after three tries"] = counts.given_up
+        figures["callers who left"] = counts.left
+        figures["not begun, as 400 were under way"] = counts.too_many
+        figures["median, ms"] = round(counts.took.share(0.5) * 1000, 1)
+        figures["99 % within, ms"] = round(counts.took.share(0.99) * 1000, 1)
         figures["asked of control ports"] = people.asked.total()
         figures |= {f"control answers, {status}": count for status, count in sorted(people.heard.items())}
         figures["events to status pages"] = people.events

@@ -22,7 +22,7 @@ from price_keeper.ledger.aggregator import (
 from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
 from price_keeper.stores.contract import Store, iterate_rows
 
-from tests.soak.tenants import MODELS, SPENDING, TOLD
+from tests.soak.tenants import MODELS, SPENDING, SUBMITTED
 from tests.soak.verdict import Verdict
 
 Key = tuple[str, str, str]  # scope, label, period
@@ -40,11 +40,11 @@ class Sum:
         self.pico += pico
 
 
-async def compare_store(store: Store, db: sqlite3.Connection, told_usd_micros: Decimal, verdict: Verdict) -> None:
+async def compare_store(store: Store, db: sqlite3.Connection, submitted_usd_micros: Decimal, verdict: Verdict) -> None:
     journals = _sums_of_journals(db)
     counters = {each.counter[:3]: each.counter for each in await _active(store)}
-    told_scope = Scope(TOLD.org, TOLD.name).key
-    differ, apart, money, told = [], [], 0, 0
+    submitted_scope = Scope(SUBMITTED.org, SUBMITTED.name).key
+    differ, apart, money, submitted = [], [], 0, 0
     for key, counter in counters.items():
         shards = await sum_shards(store, counter)
         total = await store.get(build_total_key(counter), consistent=True) or {}
@@ -53,11 +53,11 @@ async def compare_store(store: Store, db: sqlite3.Connection, told_usd_micros: D
         found = Sum(
             int(shards["requests"]), int(shards["estimated_requests"]), int(shards["cost_usd_micros"] * PICO_PER_MICRO)
         )
-        if key[0] == told_scope:
-            told += found.pico
+        if key[0] == submitted_scope:
+            submitted += found.pico
         elif found != journals.get(key):
             differ.append(f"{key}: {found} in the store, {journals.get(key)} in the journals")
-        if "#APP#" in key[0] and key[0] != told_scope:
+        if "#APP#" in key[0] and key[0] != submitted_scope:
             money += found.pico
     recorded = db.execute("select sum(pico) from receipts").fetchone()[0]
     verdict.figures["scopes, labels and days"] = len(counters)
@@ -67,9 +67,11 @@ async def compare_store(store: Store, db: sqlite3.Connection, told_usd_micros: D
     verdict.none("totals that are not the sum of their shards", apart)
     verdict.none("sums that are not those of their calls", _not_of_their_calls(db, journals))
     verdict.holds("pico-dollars between the store and all calls", "0", money - recorded, is_so=money == recorded)
-    wanted = int(told_usd_micros * PICO_PER_MICRO)
-    verdict.figures["USD told by others"] = round(told / 10**12, 6)
-    verdict.holds("pico-dollars between usage told and its counters", "0", told - wanted, is_so=told == wanted)
+    wanted = int(submitted_usd_micros * PICO_PER_MICRO)
+    verdict.figures["USD told by others"] = round(submitted / 10**12, 6)
+    verdict.holds(
+        "pico-dollars between usage told and its counters", "0", submitted - wanted, is_so=submitted == wanted
+    )
 
 
 async def _active(store: Store) -> list[ActiveCounter]:

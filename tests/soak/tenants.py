@@ -69,11 +69,11 @@ HARD = "50ac0000-0000-4000-8000-000000000003"
 STEADY = App(TURNING, "steady", ("premium", "economy"), 4)
 FLIPPING = App(TURNING, "flipping", ("premium",), 2)  # until the quota of premium is spent
 LIMITED = App(TURNING, "limited", ("economy",), 1)
-TOLD = App(TURNING, "told", (), 0)  # its usage is submitted
+SUBMITTED = App(TURNING, "told", (), 0)  # its usage is submitted
 LEFT = App(SHARED, "left", ("premium", "economy"), 2)
 RIGHT = App(SHARED, "right", ("economy",), 2)
 SPENDING = App(HARD, "spending", ("premium", "economy"), 2)
-APPS = (STEADY, FLIPPING, LIMITED, TOLD, LEFT, RIGHT, SPENDING)
+APPS = (STEADY, FLIPPING, LIMITED, SUBMITTED, LEFT, RIGHT, SPENDING)
 
 LIMITED_RPM = 120
 A_CALL = {"premium": 1_250, "economy": 70}  # micro-USD, more or less

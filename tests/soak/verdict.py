@@ -13,7 +13,7 @@ from bench.speed.scaling_results import Goal
 class Verdict:
     goals: list[Goal] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
-    told: list[str] = field(default_factory=list)  # by the logs
+    log_findings: list[str] = field(default_factory=list)  # by the logs
 
     def none(self, what: str, found: Sequence[object] | int) -> None:
         """Of what there must not be any."""

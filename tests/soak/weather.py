@@ -57,7 +57,7 @@ class Weather:
         at_store = (self._store_socket, self._store_away, self._store_throttles, self._store_silent, self._answers_lost)
         ending = (self._kill, self._kill_worker, self._restart, self._begin_without_store)
         net = self._row("net", (*at_bedrock, *at_store))
-        processes = self._row("processes", (self._reload, self._reload_spoilt, self._pause, *ending))
+        processes = self._row("processes", (self._reload, self._reload_malformed, self._pause, *ending))
         await asyncio.gather(self._turn(net, until), self._rolled_then_turn(processes, until))
 
     async def _rolled_then_turn(self, row: Iterator[tuple[object, ...]], until: float) -> None:
@@ -147,8 +147,8 @@ class Weather:
         member = _one_of(self.members, point)
         await member.reload(member.version + 1)
 
-    async def _reload_spoilt(self, point: float, _: float) -> None:
-        await _one_of(self.members, point).reload_spoilt()
+    async def _reload_malformed(self, point: float, _: float) -> None:
+        await _one_of(self.members, point).reload_malformed()
 
     async def _pause(self, point: float, seconds: float) -> None:
         member = _one_of(self.members, point)

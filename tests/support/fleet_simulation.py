@@ -340,7 +340,7 @@ class SimulatedProcess:
     def spend_trackers(self) -> Iterator[tuple[CounterName, SpendTracker]]:
         """Of what calls can be paid from: standings by defaults alone are left as soon as better is known."""
         for state in {
-            id(payer.budget): payer.budget for payer, _ in self.budget_registry._caller_days.values()
+            id(caller_day.budget): caller_day.budget for caller_day, _ in self.budget_registry._caller_days.values()
         }.values():
             for label, spent in state._trackers.items():
                 yield CounterName(state.scope.key, label, state.span.key), spent

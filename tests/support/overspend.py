@@ -136,8 +136,8 @@ class _Run:
             self.intervals.clear()
         for number, process in enumerate(self.fleet):
             for watch in process.budget_registry._refresh_states.values():
-                standing, since = watch.budget, watch.spend_read_at - self.began
-                if standing.active_index or standing.get_tracker("premium").spent >= QUOTA * USD:
+                state, since = watch.budget, watch.spend_read_at - self.began
+                if state.active_index or state.get_tracker("premium").spent >= QUOTA * USD:
                     continue  # it knows
                 if since > -NEVER and (self.reached is None or since <= self.reached + self.flush):
                     self.intervals[number, since] = watch.stale_at - watch.spend_read_at

@@ -40,8 +40,8 @@ KEY = schema.sticky_state_key(SCOPE, DAY.key)
 
 
 async def put(store: Any, label: str = "economy", **changes: Any) -> Override:
-    told: dict[str, Any] = {"reason": "a quiet day", "who": "ann", "until": None, "ordering": ORDERING} | changes
-    return await set_override(cast(Store, store), CLOCK, SCOPE, DAY, label, **told)
+    values: dict[str, Any] = {"reason": "a quiet day", "who": "ann", "until": None, "ordering": ORDERING} | changes
+    return await set_override(cast(Store, store), CLOCK, SCOPE, DAY, label, **values)
 
 
 async def test_override_without_end_holds_until_period_ends() -> None:
@@ -84,8 +84,8 @@ async def test_override_with_invalid_values_writes_nothing(changes: dict[str, An
     store = MemoryStore()
     with pytest.raises(ConfigError) as caught:
         await put(store, **changes)
-    (told,) = caught.value.problems
-    assert told.startswith(complaint)
+    (reported,) = caught.value.problems
+    assert reported.startswith(complaint)
     assert store.items == {}
 
 
@@ -124,7 +124,7 @@ async def test_override_version_grows_with_every_change() -> None:
     assert (await put(store)).version == 4
 
 
-SPOILT = [
+MALFORMED = [
     {"override_label": 7},
     {"override_label": "a#b"},
     {"override_until_epoch": "soon"},
@@ -133,7 +133,7 @@ SPOILT = [
 ]
 
 
-@pytest.mark.parametrize("change", SPOILT)
+@pytest.mark.parametrize("change", MALFORMED)
 async def test_malformed_override_row_is_ignored(change: dict[str, Any]) -> None:
     store = MemoryStore()
     await put(store)

@@ -59,13 +59,13 @@ async def test_total_is_sum_of_its_shards(rec: RecordingHarness) -> None:
 
 async def test_every_total_is_reported_to_listener_whoever_wrote_it(rec: RecordingHarness) -> None:
     await spend(rec, 7)
-    told = list[tuple[str, int, float]]()
+    reported = list[tuple[str, int, float]]()
     for each in (aggregator(rec), aggregator(rec)):
-        each.subscribe(lambda counter, pico, at: told.append((counter.label, pico, at)))
+        each.subscribe(lambda counter, pico, at: reported.append((counter.label, pico, at)))
         await each.run()
         rec.clock.set_wall(rec.clock.now() + 1)
     began = rec.clock.now() - 2
-    assert told == [("premium", 7, pytest.approx(began, abs=0.01))] * 2  # written by the first, found by the other
+    assert reported == [("premium", 7, pytest.approx(began, abs=0.01))] * 2  # written by the first, found by the other
 
 
 async def test_fresh_total_is_skipped_unless_stamp_is_in_the_future(rec: RecordingHarness) -> None:
@@ -152,14 +152,14 @@ async def test_ten_concurrent_aggregators_never_lower_total(
             await asyncio.sleep(0)
 
     done = asyncio.Event()
-    watching = asyncio.create_task(watch())
+    watcher = asyncio.create_task(watch())
     await spend(rec, 1)
     folding = [asyncio.create_task(fold()) for _ in range(10)]
     for _ in range(60):
         await spend(rec, chance.randrange(1, 10**9))
     await asyncio.gather(*folding)
     done.set()
-    await watching
+    await watcher
     last = aggregator(rec)
     last._interval = 0
     await last.run()

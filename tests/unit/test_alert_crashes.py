@@ -37,7 +37,7 @@ STEPS = [
     "before drop",
     "after drop",
 ]
-TOLD_TWICE = {"after send", "before drop"}  # the receiver has it, and the disk does not know
+DELIVERED_TWICE = {"after send", "before drop"}  # the receiver has it, and the disk does not know
 
 
 @dataclass
@@ -49,7 +49,7 @@ class World:
     receiver: ScriptedReceiver = field(default_factory=ScriptedReceiver)
     clock: ManualClock = field(default_factory=ManualClock)
     whom: Scope = field(default_factory=scope)
-    told_twice: int = 0  # deaths between the receiver's yes and the disk's knowing of it
+    delivered_twice: int = 0  # deaths between the receiver's yes and the disk's knowing of it
 
     @asynccontextmanager
     async def process(self, death: CrashPoint | None = None, name: str = "own") -> AsyncIterator[CrashingProcess]:
@@ -62,7 +62,7 @@ class World:
     async def live(self, death: CrashPoint | None = None, name: str = "own", *, reaches: bool = True) -> str:
         """Starts, takes up what is left, reaches a threshold and delivers; the step at which it dies, if it does."""
         death = death or CrashPoint()
-        told = len(self.receiver.received)
+        delivered = len(self.receiver.received)
         async with self.process(death, name) as made:
             try:
                 await made.alerts.settle_unfinished()
@@ -71,14 +71,14 @@ class World:
                 await rest(self.clock)
             except ProcessKilled:
                 pass
-        self.told_twice += death.at in TOLD_TWICE and len(self.receiver.received) > told
+        self.delivered_twice += death.at in DELIVERED_TWICE and len(self.receiver.received) > delivered
         return death.at
 
-    def is_told(self) -> None:
+    def is_delivered(self) -> None:
         """The one alert that has the marker, delivered no more often than lost answers explain."""
         ((_, marker),) = self.rows.items.items()
         assert set(self.receiver.ids) == {marker["alert"]}
-        assert len(self.receiver.received) == 1 + self.told_twice
+        assert len(self.receiver.received) == 1 + self.delivered_twice
 
     async def is_quiet(self) -> None:
         """Every process starts once more, for good: nothing is left anywhere."""
@@ -123,8 +123,8 @@ async def test_single_crash_at_each_step_delivers_alert(worlds: Callable[[], Wor
     await world.live(CrashPoint(step))
     await world.live()
     await world.is_quiet()
-    world.is_told()
-    assert world.told_twice == (STEPS[step] in TOLD_TWICE)
+    world.is_delivered()
+    assert world.delivered_twice == (STEPS[step] in DELIVERED_TWICE)
 
 
 @pytest.mark.parametrize("step", range(len(STEPS)), ids=STEPS)
@@ -136,7 +136,7 @@ async def test_crash_without_further_threshold_check_delivers_alert_from_disk(
     await world.live(CrashPoint(step))
     await world.is_quiet()
     if step >= STEPS.index("after the file"):
-        world.is_told()
+        world.is_delivered()
     else:
         assert (world.receiver.received, world.rows.items) == ([], {})
 
@@ -149,7 +149,7 @@ async def test_two_crashes_in_a_row_deliver_alert(worlds: Callable[[], World], f
         await world.live(CrashPoint(second))
         await world.live()
         await world.is_quiet()
-        world.is_told()
+        world.is_delivered()
 
 
 @pytest.mark.parametrize("step", range(len(STEPS)), ids=STEPS)
@@ -160,7 +160,7 @@ async def test_other_process_raises_alert_while_first_is_down(worlds: Callable[[
         await world.live(CrashPoint(other_dies_at), "other")
         await world.live()
         await world.is_quiet()
-        world.is_told()
+        world.is_delivered()
 
 
 @pytest.mark.parametrize("fault", ["before", "after"])
@@ -171,7 +171,7 @@ async def test_crash_while_awaiting_store_answer_delivers_alert(worlds: Callable
     assert world.receiver.received == []
     await world.live(name="other")
     await world.is_quiet()
-    world.is_told()
+    world.is_delivered()
 
 
 async def test_crash_between_two_attempts_delivers_alert(worlds: Callable[[], World]) -> None:

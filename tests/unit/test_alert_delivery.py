@@ -166,8 +166,8 @@ async def test_undelivered_alert_is_abandoned_after_three_days(
     assert (made.deliveries.pending, made.deliveries.abandoned, receiver.received) == (0, 1, [])
     assert clock.remaining_sleeps() == []
     assert made.deliveries.failed == receiver.attempts - 1
-    told = [record.levelname for record in caplog.records if record.name == "price_keeper.alerts"]
-    assert told == ["WARNING", "WARNING", "ERROR"]  # raised, to be sent again, not delivered
+    messages = [record.levelname for record in caplog.records if record.name == "price_keeper.alerts"]
+    assert messages == ["WARNING", "WARNING", "ERROR"]  # raised, to be sent again, not delivered
 
 
 @pytest.mark.parametrize(("days", "tries"), [(0, 2), (2, 2), (3, 1), (5, 1)])

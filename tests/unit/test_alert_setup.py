@@ -193,11 +193,11 @@ def test_check_config_and_serve_refuse_same_webhooks(
     file = tmp_path / "config.yaml"
     listens = "listen: {data: '127.0.0.1:0', control: '127.0.0.1:0'}\nupstream: {endpoint: simulated}\n"
     file.write_text(f"{listens}alerts: {{webhook: {{url: '{url}', secret_env: HOOK}}}}{LABELS}")
-    told = call_in_process(
+    result = call_in_process(
         command, folder=tmp_path, HOOK=secret, PRICE_KEEPER_JWT_SECRET="a secret of the test's own, long enough"
     )
-    assert (told.returncode, words in told.stderr) == (2, True), told.stderr
-    assert "hunter2" not in told.stderr
+    assert (result.returncode, words in result.stderr) == (2, True), result.stderr
+    assert "hunter2" not in result.stderr
 
 
 def test_check_config_accepts_webhook_that_serve_accepts(tmp_path: Path) -> None:

@@ -332,7 +332,7 @@ def test_asynchronous_job_of_app_label_has_no_price(metering: MeterFactory) -> N
         metering.pricing_for(choice(own_of(fast=item())), Operation.ASYNC_INVOKES, b"POST")
 
 
-def standing(scope: Scope, ordering: list[str], **quotas: int) -> BudgetState:
+def build_state(scope: Scope, ordering: list[str], **quotas: int) -> BudgetState:
     today = find_span(Period.DAY, 1_795_003_200, load_zone("UTC"))
     budget: Item = {"model_ordering": cast(Any, ordering), "quotas": cast(Any, quotas)} if ordering or quotas else {}
     return BudgetState(scope, today, resolve_settings(budget, None, CONFIG.defaults, (), 0), CONFIG.labels, dict)
@@ -340,7 +340,7 @@ def standing(scope: Scope, ordering: list[str], **quotas: int) -> BudgetState:
 
 def test_changed_format_applies_in_chain() -> None:
     scope = Scope(str(uuid4()), "web")
-    one = standing(scope, ["premium", "fast"], premium=0, fast=10)
+    one = build_state(scope, ["premium", "fast"], premium=0, fast=10)
     one.apply_app_labels(own_of(fast=item(format="anthropic")))
     assert one.decide("premium", True).label == "fast"
     one.apply_app_labels(None)  # the store was away
@@ -355,13 +355,13 @@ def test_changed_format_applies_in_chain() -> None:
 
 def test_shared_budget_state_keeps_app_labels_out_of_chain() -> None:
     """Also where a hand-written item has one in the org's chain, or the configuration lost it."""
-    one = standing(Scope(str(uuid4())), ["premium", "fast"], premium=0, fast=10)
+    one = build_state(Scope(str(uuid4())), ["premium", "fast"], premium=0, fast=10)
     assert one.decide_app_label("fast", True).label == "fast"  # paid from the quota of that name
     with pytest.raises(InvalidRequest, match="other is not among"):
         one.decide_app_label("other", True)
     assert one.find_enforced_label("premium") is None
     assert one._fallback_routes.keys() <= {("premium", False)}
-    free = standing(Scope(str(uuid4())), [])
+    free = build_state(Scope(str(uuid4())), [])
     assert free.decide_app_label("fast", True).label == "fast"
 
 
@@ -385,7 +385,7 @@ def test_malformed_app_label_is_rejected(changes: dict[str, Any]) -> None:
 
 def test_app_labels_do_not_change_configuration() -> None:
     configured = MappingProxyType(dict(CONFIG.labels))
-    one = standing(Scope(str(uuid4()), "web"), [])
+    one = build_state(Scope(str(uuid4()), "web"), [])
     one.apply_app_labels(own_of(fast=item()))
     assert one.decide("fast", False).label == "fast"
     assert dict(CONFIG.labels) == dict(configured)

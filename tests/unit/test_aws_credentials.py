@@ -134,10 +134,10 @@ async def test_refused_credentials_rebuild_provider_chain() -> None:
 
 async def test_repeated_refusals_back_off_renewal() -> None:
     """What is found may be new each time, and no better: a role's, in a region that the account has not enabled."""
-    turns, looks = 0, list[int]()
+    turns, reads = 0, list[int]()
 
     def chain() -> Any:
-        looks.append(turns)
+        reads.append(turns)
         return lambda: _frozen(turns)
 
     async def passed(end: int, *, are_refused: bool) -> None:
@@ -150,10 +150,10 @@ async def test_repeated_refusals_back_off_renewal() -> None:
 
     provided = RefreshingCredentials(chain)
     await passed(100, are_refused=True)
-    assert looks == [1, 3, 7, 15, 31, 47, 63, 79, 95]
+    assert reads == [1, 3, 7, 15, 31, 47, 63, 79, 95]
     await passed(150, are_refused=False)
     await passed(151, are_refused=True)
-    assert looks[-1] == 151
+    assert reads[-1] == 151
 
 
 async def test_botocore_provider_chain_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -195,12 +195,12 @@ async def test_contended_bucket_is_written_without_read(rig: BucketHarness) -> N
         for limiter in (other, rig.client):
             rig.now.ms += 300
             await limiter.lease([rig.bucket], {"rpm": 100}, {"rpm": 100}, {})
-    looks = rig.store.reads
+    reads = rig.store.reads
     for _ in range(4):
         rig.now.ms += 600
         await rig.add_concurrently(rf=600)
         grant = await rig.client.lease([rig.bucket], {"rpm": 100}, {"rpm": 100}, {})
-        assert (grant.path, grant.writes, rig.store.reads) == ("retry", 1, looks)
+        assert (grant.path, grant.writes, rig.store.reads) == ("retry", 1, reads)
     rig.now.ms += 3_000  # and when the others have stopped, that costs one write
     assert await rig.take(100) == ("normal", 2)
 
@@ -225,11 +225,11 @@ async def test_rare_contender_reads_before_write_after_lost_race(rig: BucketHarn
             grant = await limiter.lease([rig.bucket], {"rpm": 100}, {"rpm": 100}, {})
             writes.append(grant.writes)
     assert writes == [1, 1, 2, 2, 1, 1, 1, 1]
-    looks = rig.store.reads
+    reads = rig.store.reads
     for _ in range(3):  # the other one has gone
         rig.now.ms += 10_000
         assert await rig.take(100) == ("normal", 1)
-    assert rig.store.reads == looks + 1
+    assert rig.store.reads == reads + 1
 
 
 async def test_newer_settings_apply_to_holders_of_older_ones_at_next_refill(rig: BucketHarness) -> None:

@@ -23,23 +23,23 @@ async def test_closed_lease_spends_nothing_more(world: HardBudgetWorld) -> None:
         store, folder = cast(Store, DelayedStoreLink(world)), world.folder / "own"
         folder.mkdir()
         holds = BudgetLeaseFile(folder, world.ulids(world.clock).new())
-        purses = BudgetLeases(store, world.clock, tasks, holds, partial(read_spent_pico, store))
-        purse = purses.get(NAME, world.quota, world.version)
-        held = await _held(purse, 100)
+        leases = BudgetLeases(store, world.clock, tasks, holds, partial(read_spent_pico, store))
+        lease = leases.get(NAME, world.quota, world.version)
+        held = await _held(lease, 100)
         assert held is not None
         held.on_cancelled()
         shutil.copytree(folder, world.folder / "copy")
         assert await release_former_leases(store, world.clock, world.folder / "copy") == 100
-        assert await _held(purse, 200) is None
-        assert purse.status.reason is RefusalReason.LEASE_CLOSED
-        assert purse.free > 0
-        assert await _held(purse, 1) is None
+        assert await _held(lease, 200) is None
+        assert lease.status.reason is RefusalReason.LEASE_CLOSED
+        assert lease.free > 0
+        assert await _held(lease, 1) is None
         bucket = world.bucket()
         assert bucket is not None
         assert bucket.unleased == 1000
 
 
-async def _held(purse: BudgetLease, worst: int) -> CostReservation | None:
-    asking = asyncio.get_running_loop().create_task(purse.reserve(worst))
+async def _held(lease: BudgetLease, worst: int) -> CostReservation | None:
+    asking = asyncio.get_running_loop().create_task(lease.reserve(worst))
     await settle()
     return asking.result()

@@ -24,97 +24,97 @@ from tests.support.lease_rows import HOLDER
 @pytest.mark.parametrize(("fault", "got"), [("lost", 60), ("away", 0)])
 @simulated_run(100)
 async def test_lost_top_up_answer_is_resolved(world: HardBudgetWorld, fault: str, got: int) -> None:
-    async with open_process(world) as (purse, _, wire):
-        await purse.reconcile()
+    async with open_process(world) as (lease, _, wire):
+        await lease.reconcile()
         assert world.bucket() is None  # that makes none
-        purse.apply_quota(100, 2)
+        lease.apply_quota(100, 2)
         await settle()
         wire.set_fault(fault, 0)
-        assert await reserve_after(world, purse, 60) is None
-        assert (purse.free, read_unleased(world), purse.status.reason) == (
+        assert await reserve_after(world, lease, 60) is None
+        assert (lease.free, read_unleased(world), lease.status.reason) == (
             0,
             100 - got,
             RefusalReason.STORE_UNAVAILABLE,
         )
         await world.clock.advance(1)
-        assert await reserve_after(world, purse, 60)
-        assert (read_unleased(world), purse.free, purse.in_flight) == (40, 0, 60)  # taken once, and none of it lost
+        assert await reserve_after(world, lease, 60)
+        assert (read_unleased(world), lease.free, lease.in_flight) == (40, 0, 60)  # taken once, and none of it lost
 
 
 @pytest.mark.parametrize(("fault", "back"), [("lost", 60), ("away", 0)])
 @simulated_run(100)
 async def test_lost_return_answer_is_resolved(world: HardBudgetWorld, fault: str, back: int) -> None:
-    async with open_process(world) as (purse, purses, wire):
-        held = await reserve_after(world, purse, 60)
+    async with open_process(world) as (lease, leases, wire):
+        held = await reserve_after(world, lease, 60)
         assert held is not None
         held.on_cancelled()
-        await purses.tick()
+        await leases.tick()
         await world.clock.advance(6)
         wire.set_fault(fault, 0)
-        await purses.tick()
+        await leases.tick()
         assert read_unleased(world) == 40 + back
-        assert purse.free == (0 if back else 60)  # money of unknown outcome is not counted
+        assert lease.free == (0 if back else 60)  # money of unknown outcome is not counted
         await world.clock.advance(1)
-        assert await reserve_after(world, purse, 90)
-        assert read_unleased(world) + purse.free + purse.in_flight == 100
+        assert await reserve_after(world, lease, 90)
+        assert read_unleased(world) + lease.free + lease.in_flight == 100
 
 
 @simulated_run(100)
 async def test_late_write_never_counts_after_next_one(world: HardBudgetWorld) -> None:
     """A write whose client gave up long ago and wrote again."""
-    async with open_process(world) as (purse, _, wire):
-        purse.apply_quota(100, 2)
+    async with open_process(world) as (lease, _, wire):
+        lease.apply_quota(100, 2)
         await settle()
         wire.set_fault("late", 0)
-        assert await reserve_after(world, purse, 30, TOP_UP_TIMEOUT_SECONDS) is None
-        assert purse.status.reason is RefusalReason.STORE_UNAVAILABLE
+        assert await reserve_after(world, lease, 30, TOP_UP_TIMEOUT_SECONDS) is None
+        assert lease.status.reason is RefusalReason.STORE_UNAVAILABLE
         assert (
-            await reserve_after(world, purse, 30) is None
+            await reserve_after(world, lease, 30) is None
         )  # no other caller waits for a write that has taken that long
         await world.clock.advance(10)
         await world.clock.advance(1)
-        assert await reserve_after(world, purse, 30, 1)
+        assert await reserve_after(world, lease, 30, 1)
         world.gates.pop().set()
         await settle()
         world.check()
-        assert (read_unleased(world), purse.free) == (70, 0)
+        assert (read_unleased(world), lease.free) == (70, 0)
 
 
 @pytest.mark.parametrize("fault", ["lost", "late"])
 @simulated_run(100)
 async def test_lost_top_up_is_returned_without_further_calls(world: HardBudgetWorld, fault: str) -> None:
     """Otherwise others would be refused until the period ends."""
-    async with open_process(world) as (purse, purses, wire):
-        purse.apply_quota(100, 2)
+    async with open_process(world) as (lease, leases, wire):
+        lease.apply_quota(100, 2)
         await settle()
         wire.set_fault(fault, 0)
-        assert await reserve_after(world, purse, 60, TOP_UP_TIMEOUT_SECONDS) is None
+        assert await reserve_after(world, lease, 60, TOP_UP_TIMEOUT_SECONDS) is None
         await world.clock.advance(10)
         for gate in world.gates:
             gate.set()
         await settle()
         assert read_unleased(world) == 40
         for _ in range(2):
-            await purses.tick()
-        assert (read_unleased(world), purse.free) == (100, 0)
+            await leases.tick()
+        assert (read_unleased(world), lease.free) == (100, 0)
         world.check()
 
 
 @simulated_run(100)
 async def test_late_top_up_is_resolved_once(world: HardBudgetWorld) -> None:
-    async with open_process(world) as (purse, purses, wire):
-        purse.apply_quota(100, 2)
+    async with open_process(world) as (lease, leases, wire):
+        lease.apply_quota(100, 2)
         await settle()
         wire.set_fault("late", 0)
-        assert await reserve_after(world, purse, 60, TOP_UP_TIMEOUT_SECONDS) is None
+        assert await reserve_after(world, lease, 60, TOP_UP_TIMEOUT_SECONDS) is None
         await world.clock.advance(10)
         await world.clock.advance(1)
-        await purses.tick()
+        await leases.tick()
         world.gates.pop().set()
         await settle()
         asked = wire.calls
-        await purses.tick()
-        assert (read_unleased(world), purse.free, wire.calls) == (100, 0, asked)
+        await leases.tick()
+        assert (read_unleased(world), lease.free, wire.calls) == (100, 0, asked)
         world.check()
 
 

@@ -414,8 +414,8 @@ async def test_day_repeated_by_zone_change_keeps_one_budget(one: BudgetSidecar, 
     for _ in range(10):
         await one.decide(who)
     assert one.store.calls == []
-    payer = await one.caller_day(who)
-    assert payer.end == datetime(2026, 11, 19, 5, tzinfo=UTC).timestamp()
+    caller_day = await one.caller_day(who)
+    assert caller_day.end == datetime(2026, 11, 19, 5, tzinfo=UTC).timestamp()
 
 
 async def test_unflushed_spend_of_former_run_counts_from_start(one: BudgetSidecar, exact_store: Store) -> None:
@@ -427,8 +427,8 @@ async def test_unflushed_spend_of_former_run_counts_from_start(one: BudgetSideca
     assert (await one.decide(who)).label == "standard"
     assert await one.flusher.flush()
     await look(one, who)
-    standing = (await one.caller_day(who)).budget
-    assert standing.get_tracker("premium").spent == 10 * USD
+    state = (await one.caller_day(who)).budget
+    assert state.get_tracker("premium").spent == 10 * USD
 
 
 async def test_decision_change_is_logged_once(

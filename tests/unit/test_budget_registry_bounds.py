@@ -107,9 +107,9 @@ async def test_caller_first_seen_with_defaults_is_corrected_by_first_requested_r
     await one.decide(who)
     one.store.is_away = False
     await one.clock.advance(limits.STORE_RETRY_SECONDS)
-    standing, _ = await one.budget_registry.read_status(who, forces_read=True)
-    assert standing.scope == Scope(who.org)
-    assert not standing.is_stale
+    state, _ = await one.budget_registry.read_status(who, forces_read=True)
+    assert state.scope == Scope(who.org)
+    assert not state.is_stale
 
 
 async def test_read_with_outdated_shard_count_is_not_used(one: BudgetSidecar, two: BudgetSidecar) -> None:
@@ -140,8 +140,8 @@ async def test_read_with_outdated_shard_count_is_not_used(one: BudgetSidecar, tw
     gate.set()
     await meeting
     await one.wait_for_refresh()
-    payer = await one.caller_day(who)
-    assert payer.budget.get_tracker("premium").spent == 30 * USD
+    caller_day = await one.caller_day(who)
+    assert caller_day.budget.get_tracker("premium").spent == 30 * USD
 
 
 async def test_first_put_of_org_applies_as_soon_as_read(one: BudgetSidecar) -> None:
@@ -305,18 +305,18 @@ async def test_shadow_mode_never_refuses(one: BudgetSidecar) -> None:
     await put_budget(one.store._store, who.org, {"premium": 0}, enforcement="shadow")
     assert await one.decide(who) == ("premium", Mode.EXCEEDED, 100, "")
     assert await one.decide(who, "economy") == ("economy", Mode.NORMAL, None, "")
-    standing = (await one.caller_day(who)).budget
-    assert standing.decide_without_fallback("guardrails") == ("guardrails", Mode.NORMAL, None, "")
-    assert standing.decide_without_fallback("unlabelled.x") == ("unlabelled.x", Mode.NORMAL, None, "")
+    state = (await one.caller_day(who)).budget
+    assert state.decide_without_fallback("guardrails") == ("guardrails", Mode.NORMAL, None, "")
+    assert state.decide_without_fallback("unlabelled.x") == ("unlabelled.x", Mode.NORMAL, None, "")
 
 
 async def test_label_outside_chain_is_refused(one: BudgetSidecar) -> None:
     who = new_caller()
     await put_budget(one.store._store, who.org, {"premium": 10})
-    standing = (await one.caller_day(who)).budget
+    state = (await one.caller_day(who)).budget
     for label in ("guardrails", "async-jobs", "unlabelled.anthropic.claude-3"):
         with pytest.raises(InvalidRequest, match=r"is not among the labels that .* has a quota for: premium"):
-            standing.decide_without_fallback(label)
+            state.decide_without_fallback(label)
 
 
 def test_flush_recorded_before_quota_was_known_is_own_spend() -> None:

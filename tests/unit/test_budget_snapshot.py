@@ -64,10 +64,10 @@ def passed_on(notes: BudgetSnapshot) -> BudgetSnapshot:
 
 
 def found_in(*several: BudgetSnapshot) -> dict[noted.RecordKey, bytes]:
-    found, spoilt = noted.select_newest(
+    found, corrupt_lines = noted.select_newest(
         values for each in several for values in decode_lines(b"".join(each.export_lines())).values
     )
-    assert spoilt == 0
+    assert corrupt_lines == 0
     return found
 
 
@@ -96,10 +96,10 @@ async def test_snapshot_after_restart_continues_fallback_chain(one: BudgetSideca
     await one.flusher.flush()  # which no look has seen
     async with following(one, tmp_path) as two:
         assert await two.spend(who, 4 * USD) == "standard"
-        payer = await two.caller_day(who)
-        assert payer.budget.is_stale
-        assert payer.budget.active_index == 1
-        assert [payer.budget.get_tracker(label).spent for label in QUOTAS] == [10 * USD, 5 * USD, 0]
+        caller_day = await two.caller_day(who)
+        assert caller_day.budget.is_stale
+        assert caller_day.budget.active_index == 1
+        assert [caller_day.budget.get_tracker(label).spent for label in QUOTAS] == [10 * USD, 5 * USD, 0]
         assert (await two.decide(who)).label == "economy"
 
 
@@ -178,8 +178,8 @@ async def test_snapshot_of_other_period_has_no_spend_in_this_one(one: BudgetSide
     await one.flusher.flush()
     await one.clock.advance(86_400)
     async with following(one, tmp_path) as two:
-        standing = (await two.caller_day(who)).budget
-        assert (standing.span.key, standing.get_tracker("premium").spent, standing.settings.quotas["premium"]) == (
+        state = (await two.caller_day(who)).budget
+        assert (state.span.key, state.get_tracker("premium").spent, state.settings.quotas["premium"]) == (
             "DAY#20261119",
             0,
             10 * USD,
@@ -197,8 +197,8 @@ async def test_call_of_yesterday_ending_today_keeps_snapshot_of_today(one: Budge
     one.end(number, 1 * USD)
     await one.flusher.flush()
     async with following(one, tmp_path) as two:
-        standing = (await two.caller_day(who)).budget
-        assert (standing.span.key, standing.get_tracker("premium").spent) == (KIRITIMATI_DAY, 10 * USD)
+        state = (await two.caller_day(who)).budget
+        assert (state.span.key, state.get_tracker("premium").spent) == (KIRITIMATI_DAY, 10 * USD)
 
 
 async def test_answering_store_wins_over_snapshot(one: BudgetSidecar, tmp_path: Path) -> None:
@@ -209,13 +209,13 @@ async def test_answering_store_wins_over_snapshot(one: BudgetSidecar, tmp_path: 
     async with following(one, tmp_path, is_away=False) as two:
         await put_budget(store, who.org, {"standard": 7}, version=2, timezone="Pacific/Kiritimati")
         assert (await two.decide(who, "standard")).label == "standard"
-        standing = (await two.caller_day(who)).budget
-        assert (dict(standing.settings.quotas), standing.span.key, standing.is_stale) == (
+        state = (await two.caller_day(who)).budget
+        assert (dict(state.settings.quotas), state.span.key, state.is_stale) == (
             {"standard": 7 * USD},
             KIRITIMATI_DAY,
             False,
         )
-        assert standing.get_tracker("standard").spent == 0
+        assert state.get_tracker("standard").spent == 0
 
 
 async def test_returning_store_replaces_snapshot(one: BudgetSidecar, tmp_path: Path) -> None:
@@ -233,9 +233,9 @@ async def test_returning_store_replaces_snapshot(one: BudgetSidecar, tmp_path: P
             await two.clock.advance(limits.STORE_RETRY_SECONDS)
             await two.decide(who, "standard")
             await two.wait_for_refresh()
-        standing = (await two.caller_day(who)).budget
-        assert (standing.scope.app, standing.span.key, standing.is_stale) == (None, KIRITIMATI_DAY, False)
-        assert dict(standing.settings.quotas) == {"standard": 7 * USD}
+        state = (await two.caller_day(who)).budget
+        assert (state.scope.app, state.span.key, state.is_stale) == (None, KIRITIMATI_DAY, False)
+        assert dict(state.settings.quotas) == {"standard": 7 * USD}
 
 
 async def test_silent_store_is_awaited_no_longer_than_without_snapshot(
@@ -251,8 +251,8 @@ async def test_silent_store_is_awaited_no_longer_than_without_snapshot(
 
     async with following(one, tmp_path, is_away=False) as two:
         two.store.before_call = hangs
-        standing = (await two.caller_day(who)).budget
-        assert (standing.settings.enforcement, standing.is_stale) == ("hard", True)
+        state = (await two.caller_day(who)).budget
+        assert (state.settings.enforcement, state.is_stale) == ("hard", True)
         gate.set()
         await two.wait_for_refresh()
         assert not (await two.caller_day(who)).budget.is_stale
@@ -487,8 +487,8 @@ async def test_full_snapshot_evicts_spend_before_settings(
     assert len(one.budget_registry.snapshot.export_lines()) == 16
     async with following(one, tmp_path) as two:
         payers = [await two.caller_day(each) for each in apps]
-        assert {payer.budget.settings.enforcement for payer in payers} == {"hard"}
-        known = sorted(payer.budget.get_tracker("premium").spent for payer in payers)
+        assert {caller_day.budget.settings.enforcement for caller_day in payers} == {"hard"}
+        known = sorted(caller_day.budget.get_tracker("premium").spent for caller_day in payers)
         assert known == [0] * 9 + [2 * USD] * 3
 
 

@@ -72,9 +72,9 @@ _ORG = "00000001-0000-4000-8000-000000000000"
 )
 def test_malformed_snapshot_line_is_ignored(made: Any, about: Any, scope: Any, rest: list[Any]) -> None:
     notes = BudgetSnapshot(lambda: 5.0)
-    found, spoilt = noted.select_newest([[made, about, scope, *rest]])
+    found, corrupt_lines = noted.select_newest([[made, about, scope, *rest]])
     notes.merge(found)
-    assert spoilt + len(notes.export_lines()) == 1
+    assert corrupt_lines + len(notes.export_lines()) == 1
     for each in (Scope(_ORG), Scope(_ORG, "web")):
         found = notes.find_settings(each)
         if found is not None:

@@ -66,22 +66,22 @@ def test_usage_is_printed_above_mistake(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [[], ["tables"], ["org"]])
 def test_command_group_without_command_lists_its_commands(tmp_path: Path, words: list[str]) -> None:
-    told, asked = call_in_process(*words, folder=tmp_path), call_in_process(*words, "--help", folder=tmp_path)
-    assert (told.returncode, told.stderr, told.stdout) == (2, "", asked.stdout)
+    result, asked = call_in_process(*words, folder=tmp_path), call_in_process(*words, "--help", folder=tmp_path)
+    assert (result.returncode, result.stderr, result.stdout) == (2, "", asked.stdout)
     assert asked.returncode == 0
-    assert all(f"\n  {name} " in told.stdout for name in build_root_parser().find_subcommand(words).subcommands)
+    assert all(f"\n  {name} " in result.stdout for name in build_root_parser().find_subcommand(words).subcommands)
 
 
 def test_commands_are_listed_in_groups(tmp_path: Path) -> None:
-    told = call_in_process("help", folder=tmp_path)
-    heads = [line for line in told.stdout.splitlines() if line.endswith(":") and line[0] != " "]
+    result = call_in_process("help", folder=tmp_path)
+    heads = [line for line in result.stdout.splitlines() if line.endswith(":") and line[0] != " "]
     assert heads == ["Run:", "Configure:", "Spend and budgets:", "Access:", "Operate:", "exit codes:"]
-    assert (told.returncode, max(map(len, told.stdout.splitlines())) <= 80) == (0, True)
+    assert (result.returncode, max(map(len, result.stdout.splitlines())) <= 80) == (0, True)
 
 
 def test_help_is_of_the_given_command(tmp_path: Path) -> None:
-    told = call_in_process("help", "org", "put", folder=tmp_path)
-    assert (told.returncode, told.stdout) == (0, call_in_process("org", "put", "--help", folder=tmp_path).stdout)
+    result = call_in_process("help", "org", "put", folder=tmp_path)
+    assert (result.returncode, result.stdout) == (0, call_in_process("org", "put", "--help", folder=tmp_path).stdout)
     for words, says in ((["orgs"], 'did you mean "org"?'), (["org", "ptu"], '"put"'), (["spend", "x"], "no 'x'")):
         refused = call_in_process("help", *words, folder=tmp_path)
         assert (refused.returncode, says in refused.stderr) == (2, True), refused.stderr
@@ -89,7 +89,7 @@ def test_help_is_of_the_given_command(tmp_path: Path) -> None:
 
 def test_mistake_with_json_is_reported_as_json(tmp_path: Path) -> None:
     refused = call_in_process("spend", "--jsno", "--json", folder=tmp_path)
-    told = json.loads(refused.stderr)
+    document = json.loads(refused.stderr)
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert (told["error"], told["exit_code"], told["details"]) == ("usage", 2, [told["message"]])
-    assert 'did you mean "--json"?' in told["message"]
+    assert (document["error"], document["exit_code"], document["details"]) == ("usage", 2, [document["message"]])
+    assert 'did you mean "--json"?' in document["message"]

@@ -73,9 +73,9 @@ def test_mistake_is_reported_by_supervisor_and_known_to_workers(pair: Pair, capl
     caplog.clear()
     pair.write(-1, "nonsense: 1\n")
     assert pair.supervisor.publish()
-    told = [record.getMessage() for record in caplog.records]
+    messages = [record.getMessage() for record in caplog.records]
     assert [record.levelno for record in caplog.records] == [logging.ERROR] * 2
-    assert all(f": {pair.file}:" in message for message in told)
+    assert all(f": {pair.file}:" in message for message in messages)
     with pytest.raises(ConfigError) as refused:
         pair.worker.read_new_config()
     assert refused.value.problems == ()

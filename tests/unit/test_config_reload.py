@@ -65,7 +65,7 @@ class Rig:
     async def over(self) -> None:
         await eventually(lambda: not self.reloading._is_reloading and not self.reloading._is_requested)
 
-    def told(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         telemetry = MetricsRegistry()
         self.reloading.register_metrics(telemetry)
         lines = [line for line in telemetry.render_own().splitlines() if line[0] != "#"]
@@ -99,7 +99,7 @@ async def test_reload_is_applied_by_all_parts(rig: Rig, caplog: pytest.LogCaptur
     assert rig.taken == [("one", priced(1)), ("two", priced(1))]
     assert rig.reloading.config == priced(1)
     assert (rig.intervals, sys.getswitchinterval()) == ([pytest.approx(THREAD_SWITCH_SECONDS)], usual)
-    assert rig.told() == {
+    assert rig.metrics() == {
         'reloads_total{result="taken"}': 1,
         'reloads_total{result="refused"}': 0,
         "configuration_refused": 0,
@@ -137,10 +137,10 @@ async def test_failing_part_prevents_reload_everywhere(
     assert all(record.levelno == logging.ERROR and record.exc_info is None for record in caplog.records)
     checks = rig.reloading.build_checks()
     assert await checks["configuration"]() == CONFIG_REFUSED_TEXT
-    assert rig.told()["configuration_refused"] == 1
+    assert rig.metrics()["configuration_refused"] == 1
     rig.trouble = None
     await rig.asked()
-    assert (rig.reloading.build_checks(), rig.told()["configuration_refused"]) == ({}, 0)
+    assert (rig.reloading.build_checks(), rig.metrics()["configuration_refused"]) == ({}, 0)
     assert sys.getswitchinterval() > THREAD_SWITCH_SECONDS
 
 
@@ -148,9 +148,9 @@ async def test_start_after_refused_reload_reports_it_until_next_success(rig: Rig
     rig.reloading = ConfigReloader(CONFIG, rig.found, rig.clock, is_refused=True)
     rig.reloading.start(rig.tasks)
     assert await rig.reloading.build_checks()["configuration"]() == CONFIG_REFUSED_TEXT
-    assert (rig.told()["configuration_refused"], rig.told()['reloads_total{result="refused"}']) == (1, 0)
+    assert (rig.metrics()["configuration_refused"], rig.metrics()['reloads_total{result="refused"}']) == (1, 0)
     await rig.asked()
-    assert (rig.reloading.build_checks(), rig.told()["configuration_refused"]) == ({}, 0)
+    assert (rig.reloading.build_checks(), rig.metrics()["configuration_refused"]) == ({}, 0)
 
 
 async def test_reload_requests_during_reload_cause_one_more(rig: Rig) -> None:
@@ -229,4 +229,4 @@ async def test_unchanged_configuration_is_neither_applied_nor_refused(
     rig.reads = [None]
     await rig.asked()
     assert (rig.taken, caplog.text) == ([], "")
-    assert rig.told()['reloads_total{result="taken"}'] == rig.told()['reloads_total{result="refused"}'] == 0
+    assert rig.metrics()['reloads_total{result="taken"}'] == rig.metrics()['reloads_total{result="refused"}'] == 0

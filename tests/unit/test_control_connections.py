@@ -18,55 +18,55 @@ from tests.support.effort import tries
 
 
 def test_full_registry_closes_oldest_idle_connection() -> None:
-    crowd = ConnectionRegistry(
+    registry = ConnectionRegistry(
         ManualClock(), ControlPortLimits(max_connections=4, max_per_network=4, reserved_for_loopback=0)
     )
     silent, asked, busy, late = (_Connection() for _ in range(4))
-    newcomers = [_Connection() for _ in range(4)]
+    new_connections = [_Connection() for _ in range(4)]
     for each in (silent, asked, busy, late):
-        assert crowd.add(each, "192.0.2.1")
-    crowd.mark_active(asked)
-    assert crowd.acquire_slot(busy, SlotClass.ADMIN)
-    for each, gone in zip(newcomers[:3], (silent, late, asked), strict=True):
-        assert crowd.add(each, "127.0.0.1")
+        assert registry.add(each, "192.0.2.1")
+    registry.mark_active(asked)
+    assert registry.acquire_slot(busy, SlotClass.ADMIN)
+    for each, gone in zip(new_connections[:3], (silent, late, asked), strict=True):
+        assert registry.add(each, "127.0.0.1")
         assert gone.is_cut
-        crowd.remove(gone)  # as its transport tells in its time
-    crowd.release_slot(busy)
-    assert crowd.add(newcomers[3], "127.0.0.1")
+        registry.remove(gone)  # as its transport tells in its time
+    registry.release_slot(busy)
+    assert registry.add(new_connections[3], "127.0.0.1")
     assert busy.is_cut
-    assert not any(each.is_cut for each in newcomers)
+    assert not any(each.is_cut for each in new_connections)
 
 
 def test_full_address_closes_its_own_connections_only() -> None:
-    crowd = ConnectionRegistry(
+    registry = ConnectionRegistry(
         ManualClock(), ControlPortLimits(max_connections=10, max_per_network=2, reserved_for_loopback=0)
     )
     others, own = [_Connection() for _ in range(2)], [_Connection() for _ in range(2)]
     for address, connections in (("192.0.2.1", others), ("192.0.2.2", own)):
-        assert all(crowd.add(each, address) for each in connections)
-    assert crowd.add(_Connection(), "192.0.2.2")
+        assert all(registry.add(each, address) for each in connections)
+    assert registry.add(_Connection(), "192.0.2.2")
     assert [each.is_cut for each in (*others, *own)] == [False, False, True, False]
 
 
 def test_remote_connections_do_not_displace_local_ones() -> None:
-    crowd = ConnectionRegistry(
+    registry = ConnectionRegistry(
         ManualClock(), ControlPortLimits(max_connections=6, max_per_network=6, reserved_for_loopback=2)
     )
     here, elsewhere = [_Connection() for _ in range(2)], [_Connection() for _ in range(5)]
     for address, connections in (("127.0.0.1", here), ("192.0.2.1", elsewhere)):
         for each in connections:
-            assert crowd.add(each, address)
+            assert registry.add(each, address)
     assert [each.is_cut for each in (*here, *elsewhere)] == [False, False, True, True, True, False, False]
 
 
 def test_idle_local_connections_take_no_more_than_reserved() -> None:
     """All of 127.0.0.0/8 is here, so a share for each address is no bound."""
-    crowd = ConnectionRegistry(
+    registry = ConnectionRegistry(
         ManualClock(), ControlPortLimits(max_connections=8, max_per_network=2, reserved_for_loopback=2)
     )
     stay = [_Connection() for _ in range(8)]
-    assert all(crowd.add(each, f"127.0.0.{number}") for number, each in enumerate(stay, 1))
-    assert all(crowd.add(_Connection(), f"192.0.2.{number}") for number in range(8))
+    assert all(registry.add(each, f"127.0.0.{number}") for number, each in enumerate(stay, 1))
+    assert all(registry.add(_Connection(), f"192.0.2.{number}") for number in range(8))
     assert [each.is_cut for each in stay] == [True] * 6 + [False] * 2
 
 
@@ -74,14 +74,14 @@ def test_idle_local_connections_take_no_more_than_reserved() -> None:
 
 
 def test_each_slot_class_leaves_slots_to_others() -> None:
-    crowd = ConnectionRegistry(
+    registry = ConnectionRegistry(
         ManualClock(), ControlPortLimits(max_connections=64, max_per_network=32, reserved_for_loopback=0)
     )
 
     def held(share: SlotClass, address: str = "192.0.2.1") -> int:
         """How many more there is room for."""
         found = 0
-        while crowd.add(each := _Connection(), address) and crowd.acquire_slot(each, share):
+        while registry.add(each := _Connection(), address) and registry.acquire_slot(each, share):
             found += 1
         return found
 
@@ -89,37 +89,37 @@ def test_each_slot_class_leaves_slots_to_others() -> None:
     assert held(SlotClass.RECEIVING_BODY) == 8
     assert held(SlotClass.CLIENT) == 2
     assert held(SlotClass.ADMIN) == 2
-    assert crowd.add(_Connection(), "192.0.2.1")
+    assert registry.add(_Connection(), "192.0.2.1")
     assert held(SlotClass.CLIENT, "192.0.2.2") == 24
     assert held(SlotClass.ADMIN, "192.0.2.3") == 4
-    assert crowd.add(_Connection(), "192.0.2.4")
+    assert registry.add(_Connection(), "192.0.2.4")
 
 
 def test_busy_and_reserved_slots_leave_room_for_new_remote_connection() -> None:
-    crowd = ConnectionRegistry(ManualClock())
+    registry = ConnectionRegistry(ManualClock())
     for _ in range(DEFAULT_PORT_LIMITS.reserved_for_loopback):
-        assert crowd.add(_Connection(), "127.0.0.1")
+        assert registry.add(_Connection(), "127.0.0.1")
     places = 0
     for number in range(2 * DEFAULT_PORT_LIMITS.max_connections):
         each = _Connection()
-        assert crowd.add(each, f"192.0.2.{number % 250}")
-        places += crowd.acquire_slot(each, SlotClass.ADMIN)
+        assert registry.add(each, f"192.0.2.{number % 250}")
+        places += registry.acquire_slot(each, SlotClass.ADMIN)
     assert places == 14 * (DEFAULT_PORT_LIMITS.max_connections - 2 * DEFAULT_PORT_LIMITS.reserved_for_loopback) // 16
 
 
 def test_slot_is_released_after_one_request() -> None:
-    crowd = ConnectionRegistry(
+    registry = ConnectionRegistry(
         ManualClock(), ControlPortLimits(max_connections=16, max_per_network=4, reserved_for_loopback=0)
     )
     own = [_Connection() for _ in range(4)]
-    assert [crowd.add(each, "192.0.2.1") and crowd.acquire_slot(each, SlotClass.CLIENT) for each in own] == [
+    assert [registry.add(each, "192.0.2.1") and registry.acquire_slot(each, SlotClass.CLIENT) for each in own] == [
         True
     ] * 3 + [False]
-    assert crowd.acquire_slot(own[0], SlotClass.CLIENT)  # it has one
-    crowd.release_slot(own[0])
-    assert crowd.acquire_slot(own[3], SlotClass.CLIENT)
-    crowd.remove(own[1])
-    assert not crowd.acquire_slot(own[1], SlotClass.CLIENT)  # a closed connection gets no slot
+    assert registry.acquire_slot(own[0], SlotClass.CLIENT)  # it has one
+    registry.release_slot(own[0])
+    assert registry.acquire_slot(own[3], SlotClass.CLIENT)
+    registry.remove(own[1])
+    assert not registry.acquire_slot(own[1], SlotClass.CLIENT)  # a closed connection gets no slot
 
 
 _STEPS = st.lists(
@@ -140,24 +140,24 @@ def test_new_connection_is_accepted_without_closing_busy_one(
 ) -> None:
     """Whatever was done before: so a probe is read, and so is the head of an administrator."""
     limits = fit_port_limits(descriptors)
-    crowd = ConnectionRegistry(ManualClock(), limits)
+    registry = ConnectionRegistry(ManualClock(), limits)
     here: list[_Connection] = []
     at_work: set[_Connection] = set()
     for step, number, address, share in steps:
         each = here[number % len(here)] if here else None
         if step == "join" or each is None:
             here.append(_Connection())
-            assert crowd.add(here[-1], address)
+            assert registry.add(here[-1], address)
         elif step == "hold":
-            if crowd.acquire_slot(each, share):
+            if registry.acquire_slot(each, share):
                 at_work.add(each)
         elif step == "heard":
-            crowd.mark_active(each)
+            registry.mark_active(each)
         elif step == "release":
-            crowd.release_slot(each)
+            registry.release_slot(each)
             at_work.discard(each)
         else:
-            crowd.remove(each)
+            registry.remove(each)
             at_work.discard(each)
             here.remove(each)
         here = [each for each in here if not each.is_cut]
@@ -175,23 +175,23 @@ def test_few_descriptors_are_not_all_used(descriptors: int) -> None:
 
 
 def test_local_probe_is_accepted_during_remote_flood() -> None:
-    crowd = ConnectionRegistry(ManualClock())
+    registry = ConnectionRegistry(ManualClock())
     for number in range(500):
         others = _Connection()
-        assert crowd.add(others, f"192.0.2.{number % 250}")
-        crowd.acquire_slot(others, SlotClass.ADMIN)
+        assert registry.add(others, f"192.0.2.{number % 250}")
+        registry.acquire_slot(others, SlotClass.ADMIN)
     probes = [_Connection() for _ in range(20)]
-    assert all(crowd.add(each, "127.0.0.1") for each in probes)
+    assert all(registry.add(each, "127.0.0.1") for each in probes)
     assert not any(each.is_cut for each in probes)
-    assert crowd.add(_Connection(), "::1")
+    assert registry.add(_Connection(), "::1")
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "2001:db8::{:x}"])
 def test_one_address_does_not_fill_registry(address: str) -> None:
-    crowd = ConnectionRegistry(ManualClock())
+    registry = ConnectionRegistry(ManualClock())
     joined = [_Connection() for _ in range(100)]
     for number, each in enumerate(joined):
-        assert crowd.add(each, address.format(number))
+        assert registry.add(each, address.format(number))
     assert [each.is_cut for each in joined] == [True] * (100 - DEFAULT_PORT_LIMITS.max_per_network) + [
         False
     ] * DEFAULT_PORT_LIMITS.max_per_network

@@ -360,8 +360,8 @@ def test_applied_guardrail_checks_are_bounded() -> None:
     body = {"messages": [{"role": "user", "content": [{"text": "a" * 1001}] * 3}], "checks": {}}
     found = asked(body, Operation.CHECK_GUARDRAILS, prices=GUARDED)
     assert found.pico >= price_guardrail(UNITS, dict.fromkeys(UNITS, 6)).pico
-    for spoilt in ({"messages": 5}, {"messages": [5]}, {"messages": [{"content": 5}]}):
-        refusal(spoilt, Operation.CHECK_GUARDRAILS, prices=GUARDED)
+    for corrupted in ({"messages": 5}, {"messages": [5]}, {"messages": [{"content": 5}]}):
+        refusal(corrupted, Operation.CHECK_GUARDRAILS, prices=GUARDED)
 
 
 def test_asynchronous_job_costs_its_fixed_price() -> None:

@@ -52,10 +52,10 @@ def test_audit_reports_vulnerabilities_unknowns_and_licences(
     lock.write_text(lines)
     with index() as url:
         assert audit(pins([lock]), from_index(url)) == code
-    told = capsys.readouterr().out
-    assert ("bad 1.0 (run): A-1\n" in told) == (code == 1)
-    assert ("not told of: old 3.0 (run)" in told) == (code != 0)
-    assert "A-0" not in told
-    assert "of another release" not in told
+    output = capsys.readouterr().out
+    assert ("bad 1.0 (run): A-1\n" in output) == (code == 1)
+    assert ("not told of: old 3.0 (run)" in output) == (code != 0)
+    assert "A-0" not in output
+    assert "of another release" not in output
     if "fine" in lines:
-        assert "fine 2.0: BSD\n" in told
+        assert "fine 2.0: BSD\n" in output

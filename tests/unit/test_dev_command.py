@@ -57,8 +57,8 @@ def test_pasted_exports_work_for_any_folder_name(tmp_path: Path) -> None:
     guide = _DevEnvironment(started, "secret", folder / "ca.pem", folder, "token").format_guide()
     exports = [line for line in guide.splitlines() if line.startswith("export ")]
     script = "; ".join([*exports, 'printf "%s\\n" "$AWS_CA_BUNDLE" "$CURL_CA_BUNDLE"'])
-    told = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert told.stdout.splitlines() == [f"{folder}/ca.pem"] * 2
+    result = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert result.stdout.splitlines() == [f"{folder}/ca.pem"] * 2
     assert list(tmp_path.iterdir()) == []
 
 

@@ -42,15 +42,15 @@ async def test_refused_credentials_rebuild_chain_once_for_all() -> None:
 
 async def test_repeated_refusals_back_off_renewal() -> None:
     clock, chains = ManualClock(), Chains()
-    renewed, looks, made = StoreCredentials(chains, clock.monotonic), list[int](), 0
+    renewed, reads, made = StoreCredentials(chains, clock.monotonic), list[int](), 0
     for second in range(400):
         await _used(renewed)
         if chains.made > made:
             made = chains.made
-            looks.append(second)
+            reads.append(second)
         renewed.on_refused()
         await clock.advance(1)
-    waits = [later - earlier for earlier, later in pairwise(looks)]
+    waits = [later - earlier for earlier, later in pairwise(reads)]
     doubled = [int(RETRY_SECONDS) * 2**n for n in range(1, MAX_DOUBLINGS + 1)]
     assert waits == [
         1,

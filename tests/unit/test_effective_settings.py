@@ -186,10 +186,12 @@ def test_change_time_is_reported_to_caches() -> None:
     assert find_change_time(None, NOW) is None
 
 
-@pytest.mark.parametrize("spoilt", [{"settled": "x"}, {"settled_until_epoch": "soon"}, {"settled_until_epoch": True}])
-def test_malformed_change_time_is_ignored(spoilt: dict[str, Any]) -> None:
-    assert plan(WAITING | spoilt) == plan(ORG)
-    assert find_change_time(WAITING | spoilt, NOW) is None
+@pytest.mark.parametrize(
+    "corrupted", [{"settled": "x"}, {"settled_until_epoch": "soon"}, {"settled_until_epoch": True}]
+)
+def test_malformed_change_time_is_ignored(corrupted: dict[str, Any]) -> None:
+    assert plan(WAITING | corrupted) == plan(ORG)
+    assert find_change_time(WAITING | corrupted, NOW) is None
 
 
 def test_missing_settled_value_comes_from_org() -> None:

@@ -203,7 +203,9 @@ def report(
     return SpendReport(0.0, min(days), max(days), False, True, list(spent), tenants, apps or {}, [])
 
 
-def told(*spent: SpendEntry, region: str | None = "us-east-1", account: str | None = None, **how: object) -> list[dict]:
+def export_rows(
+    *spent: SpendEntry, region: str | None = "us-east-1", account: str | None = None, **how: object
+) -> list[dict]:
     text = format_csv(
         focus_export.FOCUS_COLUMNS, iterate_focus_records(report(*spent, **how), lambda _: region, account)
     )  # type: ignore[arg-type]
@@ -221,7 +223,7 @@ def test_every_mandatory_focus_column_is_present() -> None:
 
 
 def test_focus_row_of_app_and_label() -> None:
-    (row,) = told(spent("shop", "premium"), apps={(ACME, "shop"): "Shop front"})
+    (row,) = export_rows(spent("shop", "premium"), apps={(ACME, "shop"): "Shop front"})
     assert row["BilledCost"] == row["EffectiveCost"] == row["ListCost"] == row["ContractedCost"] == "0.012345678901"
     assert (row["ChargePeriodStart"], row["ChargePeriodEnd"]) == ("2026-11-17T23:00:00Z", "2026-11-18T23:00:00Z")
     assert (row["BillingPeriodStart"], row["BillingPeriodEnd"]) == ("2026-11-01T00:00:00Z", "2026-12-01T00:00:00Z")
@@ -250,13 +252,13 @@ def test_focus_row_of_app_and_label() -> None:
 
 
 def test_focus_row_of_caller_without_app_has_no_resource() -> None:
-    (row,) = told(spent(None, "premium"))
+    (row,) = export_rows(spent(None, "premium"))
     assert row["ResourceId"] == row["ResourceName"] == row["ResourceType"] == ""
     assert json.loads(row["Tags"]) == {"org": ACME, "label": "premium"}
 
 
 def test_focus_row_of_non_token_usage_has_its_unit() -> None:
-    guarded, job = told(spent("shop", "guardrails"), spent("shop", "async-jobs"))[::-1]
+    guarded, job = export_rows(spent("shop", "guardrails"), spent("shop", "async-jobs"))[::-1]
     assert (guarded["ConsumedQuantity"], guarded["ConsumedUnit"], guarded["SkuMeter"]) == (
         "3",
         "Units",
@@ -266,15 +268,15 @@ def test_focus_row_of_non_token_usage_has_its_unit() -> None:
 
 
 def test_focus_account_and_region_are_empty_if_unknown() -> None:
-    (row,) = told(spent("shop", "premium"), account="123456789012", region=None)
+    (row,) = export_rows(spent("shop", "premium"), account="123456789012", region=None)
     assert (row["BillingAccountId"], row["BillingAccountName"]) == ("123456789012", "")
     assert row["RegionId"] == row["RegionName"] == ""
-    (row,) = told(spent("shop", "premium"))
+    (row,) = export_rows(spent("shop", "premium"))
     assert (row["BillingAccountId"], row["BillingAccountName"]) == ("price-keeper", "Bedrock Price Keeper")
 
 
 def test_org_without_name_is_shown_by_id() -> None:
-    (row,) = told(SpendEntry(BETA, None, "premium", date(2026, 11, 18), COUNTS))
+    (row,) = export_rows(SpendEntry(BETA, None, "premium", date(2026, 11, 18), COUNTS))
     assert (row["SubAccountId"], row["SubAccountName"]) == (BETA, BETA)
 
 
@@ -297,7 +299,7 @@ def test_name_is_escaped_against_spreadsheet_formulas() -> None:
     ],
 )
 def test_org_day_in_utc_and_its_billing_month(zone: str, day: date, begins: str, hours: int, month: str) -> None:
-    (row,) = told(spent("shop", "premium", day), zone=zone)
+    (row,) = export_rows(spent("shop", "premium", day), zone=zone)
     assert row["ChargePeriodStart"] == begins
     length = datetime.fromisoformat(row["ChargePeriodEnd"]) - datetime.fromisoformat(begins)
     assert length.total_seconds() == hours * 3600
@@ -305,7 +307,7 @@ def test_org_day_in_utc_and_its_billing_month(zone: str, day: date, begins: str,
 
 
 def test_export_without_rows_has_only_header() -> None:
-    assert told() == []
+    assert export_rows() == []
 
 
 @given(
@@ -324,7 +326,7 @@ def test_export_without_rows_has_only_header() -> None:
 )
 @settings(max_examples=tries(200))
 def test_random_spend_keeps_focus_rules_and_adds_up(made: list[SpendEntry], zone: str) -> None:
-    rows = told(*made, zone=zone)
+    rows = export_rows(*made, zone=zone)
     assert sum(Fraction(row["BilledCost"]) for row in rows) * 10**12 == sum(each.counts.pico for each in made)
 
 

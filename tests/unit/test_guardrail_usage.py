@@ -136,14 +136,14 @@ def assessed(usage: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_converse(before: dict[str, Any] = BEFORE, after: dict[str, Any] = AFTER) -> dict[str, Any]:
-    told = {"inputAssessment": {"g": assessed(before)}, "outputAssessments": {"g": [assessed(after)]}}
-    return {"trace": {"guardrail": told}, "usage": {"inputTokens": 7, "outputTokens": 300}}
+    trace = {"inputAssessment": {"g": assessed(before)}, "outputAssessments": {"g": [assessed(after)]}}
+    return {"trace": {"guardrail": trace}, "usage": {"inputTokens": 7, "outputTokens": 300}}
 
 
 def of_invoke(before: dict[str, Any] = BEFORE, after: dict[str, Any] = AFTER) -> dict[str, Any]:
-    told = {"modelOutput": ["x"], "input": {"g": assessed(before)}, "outputs": [{"g": assessed(after)}]}
+    trace = {"modelOutput": ["x"], "input": {"g": assessed(before)}, "outputs": [{"g": assessed(after)}]}
     counted = {"inputTokenCount": 7, "outputTokenCount": 300}
-    return {"amazon-bedrock-trace": {"guardrail": told}, INVOCATION_METRICS: counted}
+    return {"amazon-bedrock-trace": {"guardrail": trace}, INVOCATION_METRICS: counted}
 
 
 def chunk(document: dict[str, Any]) -> bytes:
@@ -198,7 +198,7 @@ TOO_LONG = ({"x": "x" * MAX_PIECE_BYTES} | of_converse(), {"x": "x" * MAX_PIECE_
 @pytest.mark.parametrize(
     ("operation", "kind", "answer"),
     [
-        *(case for told in (NO_TRACE, NO_COUNT, EMPTY) for case in answers(*told)),
+        *(case for trace in (NO_TRACE, NO_COUNT, EMPTY) for case in answers(*trace)),
         *(case for case in answers(*TOO_LONG) if case[1] != b"application/json" and case[2].endswith(b"\n")),
     ],
 )

@@ -325,8 +325,8 @@ async def test_total_above_its_shards_is_logged_once(
 
 def test_read_only_journal_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "open", refused(errno.EROFS))
-    told = r"cannot use the journal in .*: Read-only file system; copy it to a disk that can be written to"
-    with pytest.raises(JournalUnusable, match=told), lock_folder(tmp_path, create=False):
+    message = r"cannot use the journal in .*: Read-only file system; copy it to a disk that can be written to"
+    with pytest.raises(JournalUnusable, match=message), lock_folder(tmp_path, create=False):
         pass
 
 

@@ -187,9 +187,9 @@ async def test_replay_releases_leases(tmp_path: Path, capsys: pytest.CaptureFixt
         await store.put(lease_rows.build_bucket(name, 1000, 1, [], 0, 0))
         async with run_of(tmp_path, store, clock) as dead:
             spend(dead, await taken_for(dead, name, 500), 100, 20)
-    for told in (True, False):
+    for is_reported in (True, False):
         assert await _replay(config, tmp_path / "journal", clock, force=False) == 0
-        assert ("they are released" in capsys.readouterr().out) is told
+        assert ("they are released" in capsys.readouterr().out) is is_reported
     async with Tasks(clock) as tasks, open_store(config.store, clock, tasks) as store:
         assert (await read_bucket(store, name)).unleased == 980
 
@@ -214,11 +214,11 @@ def test_lease_and_its_counter_stay_in_one_part() -> None:
 
 
 def test_call_is_settled_once_after_its_receipt_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Receipt | None] = []
+    settled: list[Receipt | None] = []
 
-    class Told:
+    class Listener:
         def on_completed(self, receipt: Receipt | None) -> None:
-            told.append(receipt)
+            settled.append(receipt)
 
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
@@ -226,16 +226,17 @@ def test_call_is_settled_once_after_its_receipt_is_written(tmp_path: Path, monke
     journal = Journal(tmp_path, UlidFactory(lambda: 0.0, lambda size: bytes(size)))
     account = ChargedCounters.from_counters([Counter(*new_budget_key(), 8)])
     numbers = [
-        journal.write_intent(Intent(account, 0, 1, 1, 5, completion_listeners=(Told(), Told()))) for _ in range(3)
+        journal.write_intent(Intent(account, 0, 1, 1, 5, completion_listeners=(Listener(), Listener())))
+        for _ in range(3)
     ]
     receipt = Receipt(UsageCounts(1, pico=3), {"long": "x" * 10**6})
     with monkeypatch.context() as patch:
         patch.setattr("os.pwrite", full)
         journal.record(numbers[0], receipt)
-    assert told == []
+    assert settled == []
     journal.retry_unwritten()
     journal.record(numbers[0], None)
     journal.record(numbers[1], None)
-    assert told == [receipt, receipt, None, None]
+    assert settled == [receipt, receipt, None, None]
     journal.close()
     assert [values[0] for values in decode_lines(next(tmp_path.glob("*.seg")).read_bytes()).values] == list("HEIIIRN")

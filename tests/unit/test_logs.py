@@ -87,9 +87,9 @@ def test_traceback_is_indented_below_its_line() -> None:
     assert first.endswith("WARNING price_keeper.some: it broke")
     assert below[-1].strip() == r"as is this\x1b[0m"
     assert all(line.startswith("    ") and line.isprintable() for line in below)
-    told = json.loads(logs.JsonFormatter().format(record))
-    assert told["cause"][-1] == r"as is this\x1b[0m"
-    assert all(line.isprintable() for line in told["cause"])
+    document = json.loads(logs.JsonFormatter().format(record))
+    assert document["cause"][-1] == r"as is this\x1b[0m"
+    assert all(line.isprintable() for line in document["cause"])
 
 
 def test_failed_request_is_logged_by_id_and_place() -> None:
@@ -106,9 +106,9 @@ def test_failed_request_is_logged_by_id_and_place() -> None:
             raise KeyError(sent)
         except KeyError as failure:
             refusal = send_error(responder, [(b"x-price-keeper-request-id", b"f00d-7")], failure)
-    (told,) = map(json.loads, written.getvalue().splitlines())
-    assert (told["request_id"], told["message"]) == ("f00d-7", "request f00d-7 failed: KeyError")
-    assert "test_logs.py" in told["cause"][0]
+    (document,) = map(json.loads, written.getvalue().splitlines())
+    assert (document["request_id"], document["message"]) == ("f00d-7", "request f00d-7 failed: KeyError")
+    assert "test_logs.py" in document["cause"][0]
     assert sent not in written.getvalue()
     assert (refusal.status, responder.aborted) == (500, 1)
 

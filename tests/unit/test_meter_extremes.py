@@ -137,10 +137,10 @@ def test_too_many_images_are_estimated(journal: Journal, make: Any) -> None:
 
 
 def test_input_trace_alone_of_cut_response_is_completed_by_estimate(journal: Journal) -> None:
-    told = {"guardrail": {"input": {"g": {"invocationMetrics": {"usage": {"topicPolicyUnits": 5}}}}}}
+    trace = {"guardrail": {"input": {"g": {"invocationMetrics": {"usage": {"topicPolicyUnits": 5}}}}}}
     start = {"type": "message_start", "message": {"usage": {"input_tokens": 1000, "output_tokens": 1}}}
     said = chunk({"type": "content_block_delta", "delta": {"text": "word " * 5}})
-    first = chunk(start | {"amazon-bedrock-trace": told})
+    first = chunk(start | {"amazon-bedrock-trace": trace})
     meter = guarded(journal, Operation.INVOKE_STREAM)
     counts = recorded(meter, journal, EVENT_STREAM, first, *[said] * 3000, is_whole=False)
     assert counts.input_tokens == 1000
@@ -148,8 +148,8 @@ def test_input_trace_alone_of_cut_response_is_completed_by_estimate(journal: Jou
 
 
 def test_trace_above_estimate_is_used(journal: Journal) -> None:
-    told = {"guardrail": {"input": {"g": {"invocationMetrics": {"usage": {"topicPolicyUnits": 900}}}}}}
-    first = chunk({"type": "x", "amazon-bedrock-trace": told})
+    trace = {"guardrail": {"input": {"g": {"invocationMetrics": {"usage": {"topicPolicyUnits": 900}}}}}}
+    first = chunk({"type": "x", "amazon-bedrock-trace": trace})
     meter = guarded(journal, Operation.INVOKE_STREAM)
     assert recorded(meter, journal, EVENT_STREAM, first, is_whole=False).guardrail_units == 900
 

@@ -46,8 +46,8 @@ def test_label_value_cannot_inject_sample(name: str) -> None:
     telemetry = MetricsRegistry()
     telemetry.add(QUOTA_USED_RATIO, lambda: [({"app": name}, 0.5)])
     (sample,) = samples_of(telemetry.render_own())
-    told = sample.labels["app"].replace(r"\n", "\n").replace(r"\"", '"').replace(r"\\", "\\")
-    assert (sample.name, sample.value, told) == (QUOTA_USED_RATIO.name, 0.5, name)
+    app = sample.labels["app"].replace(r"\n", "\n").replace(r"\"", '"').replace(r"\\", "\\")
+    assert (sample.name, sample.value, app) == (QUOTA_USED_RATIO.name, 0.5, name)
 
 
 def test_histograms_of_several_workers_stay_grouped() -> None:

@@ -419,8 +419,8 @@ def test_guardrail_units_are_read_separately():
 
 
 def test_units_of_unknown_guardrail_policy_are_read():
-    told = {"dreamPolicyUnits": 3, "region": "moon", "parts": [1]}
-    assert model_families.read_guardrail({"usage": told}) == Usage(units={"dreamPolicyUnits": 3})
+    units = {"dreamPolicyUnits": 3, "region": "moon", "parts": [1]}
+    assert model_families.read_guardrail({"usage": units}) == Usage(units={"dreamPolicyUnits": 3})
 
 
 def test_checks_state_units_one_level_deeper():

@@ -139,9 +139,9 @@ SINGLE = [
 
 @pytest.mark.parametrize(("change", "complaint"), SINGLE)
 def test_mistake_states_allowed_values(change: dict[str, Any], complaint: str) -> None:
-    (told,) = refused(BODY | change)
-    assert told.startswith(complaint)
-    assert len(told) < 400
+    (message,) = refused(BODY | change)
+    assert message.startswith(complaint)
+    assert len(message) < 400
 
 
 @pytest.mark.parametrize("body", [[], "x", None, 7])
@@ -186,8 +186,8 @@ def test_app_labels_may_have_quotas_with_own_budget() -> None:
 
 def test_org_only_settings_are_refused_for_apps() -> None:
     for attribute in ("timezone", "quota_scope", "period", "agg_shard_count", "org_name"):
-        (told,) = app_refused({"app_name": "Shop", attribute: BODY.get(attribute, 8)})
-        assert told.startswith(f"{attribute}: unknown setting")
+        (message,) = app_refused({"app_name": "Shop", attribute: BODY.get(attribute, 8)})
+        assert message.startswith(f"{attribute}: unknown setting")
 
 
 # Writing.

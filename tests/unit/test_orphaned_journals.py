@@ -109,15 +109,15 @@ async def test_journal_of_living_worker_is_adopted_after_its_exit(tmp_path: Path
         assert await running.flusher.flush()
         await running.adopt_orphans()
         assert not (tmp_path / "other" / "worker-1").exists()
-        assert books.told == 0
+        assert books.reported_pico == 0
     assert await counted(exact_store, left) == [(2, 17)]
 
 
 class _Books:
-    told = 0
+    reported_pico = 0
 
     def on_acknowledged(self, counter: object, pico: int) -> None:
-        self.told += pico
+        self.reported_pico += pico
 
 
 async def test_leases_of_orphaned_journal_are_released(tmp_path: Path) -> None:

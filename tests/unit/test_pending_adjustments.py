@@ -209,7 +209,7 @@ async def test_pending_writes_are_checked_once_per_round(rig: BucketHarness, mon
     await rig.put_item({"rpm_tk": 5_000, "rf": NOW - 400})
     rig.set_faults(OUTCOME_UNKNOWN, lambda: rig.add_concurrently(rpm_tk=-4_000))
     assert (await rig.take(3_000))[0] == "refused"
-    looks: list[BucketTransaction] = []
-    monkeypatch.setattr(TransactionSender, "may_arrive", lambda _, each: looks.append(each) or True)
+    reads: list[BucketTransaction] = []
+    monkeypatch.setattr(TransactionSender, "may_arrive", lambda _, each: reads.append(each) or True)
     await rig.client.flush_pending()
-    assert (len(looks), rig.client.pending) == (1, 1)
+    assert (len(reads), rig.client.pending) == (1, 1)

@@ -58,9 +58,9 @@ async def silent() -> AsyncIterator[Silent]:
 
 async def test_silent_provider_times_out_and_is_not_asked_again_at_once(silent: Silent) -> None:
     chain = ProviderChain(silent)
-    told = await asyncio.gather(*(chain.load(SOON) for _ in range(20)), return_exceptions=True)
-    assert {str(each) for each in told} == {f"no answer in {SOON:g} seconds"}
-    assert all(isinstance(each, ProviderTimeout) for each in told)
+    failures = await asyncio.gather(*(chain.load(SOON) for _ in range(20)), return_exceptions=True)
+    assert {str(each) for each in failures} == {f"no answer in {SOON:g} seconds"}
+    assert all(isinstance(each, ProviderTimeout) for each in failures)
     assert silent.asked == [0]
     silent.speaks[0].set()
     assert await chain.load() == 0  # what came late

@@ -36,19 +36,19 @@ CONFIG = Config.development()
 MICRO = 10**6  # in pico
 
 
-def standing(number: int, spent: Mapping[str, int], limit: Mapping[str, int], outcomes: Any = None) -> BudgetState:
+def build_state(number: int, spent: Mapping[str, int], limit: Mapping[str, int], outcomes: Any = None) -> BudgetState:
     """`spent` and `limit` are in micro-dollars."""
     budget: Item = {"model_ordering": cast(Any, list(limit)), "quotas": cast(Any, dict(limit))}
     plan = resolve_settings(budget, None, CONFIG.defaults, (), 0)
-    told = {label: (micros * MICRO, 0) for label, micros in spent.items()}
+    reported = {label: (micros * MICRO, 0) for label, micros in spent.items()}
     scope = Scope(str(UUID(int=number)), "web" if number % 2 else None)
-    return BudgetState(scope, TODAY, plan, CONFIG.labels, lambda: told, counters=outcomes)
+    return BudgetState(scope, TODAY, plan, CONFIG.labels, lambda: reported, counters=outcomes)
 
 
-class Told:
-    def __init__(self, standings: list[BudgetState]) -> None:
+class ReportedMetrics:
+    def __init__(self, states: list[BudgetState]) -> None:
         self.telemetry = MetricsRegistry()
-        QuotaMetrics(lambda: iter(standings)).register_metrics(self.telemetry)
+        QuotaMetrics(lambda: iter(states)).register_metrics(self.telemetry)
 
     def of(self, metric: Any) -> dict[tuple[str, str, str], float]:
         found = [each for each in samples_of(self.telemetry.render_own()) if each.name == metric.name]
@@ -56,29 +56,29 @@ class Told:
 
 
 def test_used_ratio_mode_and_active_label_are_reported() -> None:
-    one = standing(1, {"premium": 50, "economy": 96}, {"premium": 100, "economy": 100, "standard": 0})
-    two = standing(2, {"premium": 150}, {"premium": 100})
+    one = build_state(1, {"premium": 50, "economy": 96}, {"premium": 100, "economy": 100, "standard": 0})
+    two = build_state(2, {"premium": 150}, {"premium": 100})
     one.apply_settings(one.settings, 1)
-    told = Told([one, two])
+    reported = ReportedMetrics([one, two])
     first, second = str(UUID(int=1)), str(UUID(int=2))
-    assert told.of(QUOTA_USED_RATIO) == {
+    assert reported.of(QUOTA_USED_RATIO) == {
         (first, "web", "premium"): 0.5,
         (first, "web", "economy"): 0.96,
         (first, "web", "standard"): 1.0,  # of nothing all is spent
         (second, "", "premium"): 1.5,
     }
-    assert list(told.of(QUOTA_MODE).values()) == [2, 0, 1, 2]
-    assert told.of(ACTIVE_LABEL_INFO) == {(first, "web", "economy"): 1, (second, "", "premium"): 1}
-    assert told.of(SCOPES_UNTOLD) == {("", "", ""): 0}
+    assert list(reported.of(QUOTA_MODE).values()) == [2, 0, 1, 2]
+    assert reported.of(ACTIVE_LABEL_INFO) == {(first, "web", "economy"): 1, (second, "", "premium"): 1}
+    assert reported.of(SCOPES_UNTOLD) == {("", "", ""): 0}
 
 
 def test_scopes_nearest_to_exhaustion_are_reported() -> None:
-    many = [standing(number, {"premium": number}, {"premium": 1000}) for number in range(MAX_REPORTED_SCOPES + 40)]
-    told = Told(many)
-    assert sorted(told.of(QUOTA_USED_RATIO).values()) == [
+    many = [build_state(number, {"premium": number}, {"premium": 1000}) for number in range(MAX_REPORTED_SCOPES + 40)]
+    reported = ReportedMetrics(many)
+    assert sorted(reported.of(QUOTA_USED_RATIO).values()) == [
         number / 1000 for number in range(40, MAX_REPORTED_SCOPES + 40)
     ]
-    assert told.of(SCOPES_UNTOLD) == {("", "", ""): 40}
+    assert reported.of(SCOPES_UNTOLD) == {("", "", ""): 40}
 
 
 def test_scope_flood_adds_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_scope_flood_adds_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
             compared += 1
             yield one
 
-    one, telemetry = standing(1, {"premium": 1}, {"premium": 100}), MetricsRegistry()
+    one, telemetry = build_state(1, {"premium": 1}, {"premium": 100}), MetricsRegistry()
     QuotaMetrics(flood).register_metrics(telemetry)
     assert (
         len([each for each in samples_of(telemetry.render_own()) if each.name == QUOTA_USED_RATIO.name])
@@ -102,22 +102,26 @@ def test_scope_flood_adds_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_scope_with_many_labels_reports_some() -> None:
-    told = Told([standing(1, {}, {f"label-{number}": 10 for number in range(3 * MAX_REPORTED_LABELS)})])
-    assert len(told.of(QUOTA_USED_RATIO)) == len(told.of(QUOTA_MODE)) == MAX_REPORTED_LABELS
+    reported = ReportedMetrics(
+        [build_state(1, {}, {f"label-{number}": 10 for number in range(3 * MAX_REPORTED_LABELS)})]
+    )
+    assert len(reported.of(QUOTA_USED_RATIO)) == len(reported.of(QUOTA_MODE)) == MAX_REPORTED_LABELS
 
 
 def test_rendering_blocks_event_loop_briefly() -> None:
     """At the most that are ever compared; the bound is a hundred times what it takes."""
     limit = dict.fromkeys(("premium", "standard", "economy"), 1000)
-    told = Told([standing(number, {"premium": number % 1000}, limit) for number in range(MAX_COMPARED_SCOPES)] * 10)
+    reported = ReportedMetrics(
+        [build_state(number, {"premium": number % 1000}, limit) for number in range(MAX_COMPARED_SCOPES)] * 10
+    )
     began = time.process_time()
-    told.telemetry.render_own()
+    reported.telemetry.render_own()
     assert time.process_time() - began < 1.5
 
 
 def test_active_label_changes_are_counted() -> None:
     outcomes = DecisionCounters()
-    one = standing(1, {}, {"premium": 100, "economy": 100}, outcomes)
+    one = build_state(1, {}, {"premium": 100, "economy": 100}, outcomes)
     for active, flips in ((0, 0), (1, 1), (1, 1), (0, 2)):
         one.apply_settings(one.settings, active)
         assert outcomes.active_label_changes == flips

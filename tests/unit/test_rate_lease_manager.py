@@ -410,7 +410,7 @@ def test_full_registry_of_busy_callers_serves_new_one_exactly() -> None:
 def test_call_above_capacity_does_not_block_caller_forever(used: int) -> None:
     """Although calls keep coming, so that the overdraft is never returned as for an idle caller."""
     of = [RateBucket(Key("rate-buckets", "app", "BUCKET#RATE"), (RateLimit("tpm", 500_000, 6_000_000, 60_000),), 1)]
-    costs, owed = {"tpm": 250_000}, used - 500_000
+    costs, overdraft = {"tpm": 250_000}, used - 500_000
 
     async def work(loop: LeapingLoop) -> None:
         clock, chance = LoopClock(loop), random.Random(1)
@@ -421,8 +421,8 @@ def test_call_above_capacity_does_not_block_caller_forever(used: int) -> None:
             leasing.settle(await leasing.admit("web", of, costs), {"tpm": used})
             began = loop.time()
             while not (await leasing.admit("web", of, costs)).is_admitted:
-                assert loop.time() < began + owed / 100_000 + 15
+                assert loop.time() < began + overdraft / 100_000 + 15
                 await asyncio.sleep(1)
-            assert loop.time() >= began + owed / 100_000
+            assert loop.time() >= began + overdraft / 100_000
 
     run_leaping(work)

@@ -14,7 +14,7 @@ SCOPE = Scope("550e8400-e29b-41d4-a716-446655440000", "web")
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "expected"),
     [
         (7, "expected a mapping of rpm, tpm, burst_secs, mode, found 7"),
         ({}, "expected rpm or tpm; leave limits out where there is none"),
@@ -32,10 +32,10 @@ SCOPE = Scope("550e8400-e29b-41d4-a716-446655440000", "web")
         ),
     ],
 )
-def test_invalid_rate_limits_are_reported(value: Any, told: str) -> None:
+def test_invalid_rate_limits_are_reported(value: Any, expected: str) -> None:
     with pytest.raises(ValueError, match=r"expected|unknown") as caught:
         validate_rate_limits(value)
-    assert str(caught.value) == told
+    assert str(caught.value) == expected
 
 
 def test_many_mistakes_are_truncated() -> None:

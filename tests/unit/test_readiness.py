@@ -52,15 +52,15 @@ async def test_store_outage_is_ready_during_grace_and_not_after() -> None:
         assert await asked(here) == (200, "ok")
         here.link.failure = AWAY
         assert await is_welcome(here)
-        status, told = await asked(here)
-        assert (status, "signatures alone count for up to 600 s" in told) == (200, True)
+        status, text = await asked(here)
+        assert (status, "signatures alone count for up to 600 s" in text) == (200, True)
         await clock.advance(599)
-        status, told = await asked(here)
-        assert (status, told.startswith("the store has not said for 599 s")) == (200, True)
+        status, text = await asked(here)
+        assert (status, text.startswith("the store has not said for 599 s")) == (200, True)
         assert await is_welcome(here)
         await clock.advance(2)
-        status, told = await asked(here)
-        assert (status, "so none is accepted" in told) == (503, True)
+        status, text = await asked(here)
+        assert (status, "so none is accepted" in text) == (503, True)
         assert not await is_welcome(here)
         here.link.failure = None
         await clock.advance(10)
@@ -74,8 +74,8 @@ async def test_store_outage_without_grace_is_not_ready(on_store_down: str, grace
     async with open_instances(store, clock, 1, on_store_down=on_store_down, grace_seconds=grace_seconds) as (here,):
         here.link.failure = AWAY
         assert not await is_welcome(here)
-        status, told = await asked(here)
-        assert (status, "so none is accepted" in told) == (503, True)
+        status, text = await asked(here)
+        assert (status, "so none is accepted" in text) == (503, True)
         here.link.failure = None
         await clock.advance(10)
         assert await asked(here) == (200, "ok")
@@ -112,8 +112,8 @@ async def test_concurrent_probes_share_one_check_for_a_second() -> None:
     await settle()
     asking[0].cancel()  # the others wait for the same look
     store.gate.set()
-    told = await asyncio.gather(*asking[1:])
-    assert {each["status"] for each in told} == {"ready"}
+    reports = await asyncio.gather(*asking[1:])
+    assert {each["status"] for each in reports} == {"ready"}
     await clock.advance(0.9)
     assert (await readiness.report())["status"] == "ready"
     assert store.asked == 1
@@ -140,8 +140,8 @@ async def test_checks_run_concurrently(monkeypatch: pytest.MonkeyPatch) -> None:
     await settle()
     assert [check.asked for check in checks.values()] == [1, 1, 1]
     checks["journal"].gate.set()
-    told = (await asking)["checks"]
-    assert list(told.items()) == [
+    found = (await asking)["checks"]
+    assert list(found.items()) == [
         ("store", "no answer in 0.2 seconds"),
         ("journal", "ok"),
         ("revocation", "no answer in 0.2 seconds"),
@@ -152,7 +152,7 @@ SECRET = "/srv/keeper/store.db: no such table: config"
 
 
 @pytest.mark.parametrize(
-    ("failure", "told"),
+    ("failure", "expected"),
     [
         (StoreUnavailable(SECRET), "the store is away; the log says why"),
         (StoreAccessDenied(SECRET), "the store refuses our credentials; the log says why"),
@@ -164,14 +164,14 @@ SECRET = "/srv/keeper/store.db: no such table: config"
     ],
 )
 async def test_probe_shows_kind_of_failure_and_log_shows_rest_once(
-    failure: Exception, told: str, caplog: pytest.LogCaptureFixture
+    failure: Exception, expected: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock, store = ManualClock(), Slow()
     store.gate.set()
     store.failure = failure
     readiness = started(clock, store=store)
     for _ in range(3):
-        assert (await readiness.report())["checks"] == {"store": told}
+        assert (await readiness.report())["checks"] == {"store": expected}
         await clock.advance(1)
     assert [record.getMessage().count(SECRET) for record in caplog.records] == [1]
     store.failure = None

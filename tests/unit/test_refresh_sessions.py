@@ -321,17 +321,17 @@ async def test_failed_login_evicts_nothing(
 ) -> None:
     here, there = two
     issued = await login_repeatedly(there, clock, 3)
-    before, told = dict(store.items), []
+    before, write_counts = dict(store.items), []
 
     async def spoil(writes: Sequence[Write]) -> Sequence[Write]:
-        told.append(len(writes))
+        write_counts.append(len(writes))
         never = ConditionCheck(Key("config", "nobody", "nowhere"), ItemExists())
         return [*writes[:failing], never, *writes[failing + 1 :]]
 
     here.link.before_transact = spoil
     with pytest.raises((SessionLimitRace, Busy)):
         await run_with_time(clock, here.sessions.login(WEB))
-    assert set(told) == {4}  # the head, the session that goes and its token, the new one
+    assert set(write_counts) == {4}  # the head, the session that goes and its token, the new one
     assert store.items == before
     await there.sessions.refresh(issued[0].refresh.token)
 

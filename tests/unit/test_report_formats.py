@@ -46,9 +46,9 @@ SPENT = (
 def test_json_report_round_trips() -> None:
     by = ("org", "app", "label", "day")
     filters: Mapping[str, str | None] = {"org": None, "app": None, "label": None}
-    told = build_json_report(report(*SPENT), group_spend(SPENT, by), by, filters, ["a note"])
-    assert json.loads(json.dumps(told)) == told
-    assert told["rows"][0] == {
+    document = build_json_report(report(*SPENT), group_spend(SPENT, by), by, filters, ["a note"])
+    assert json.loads(json.dumps(document)) == document
+    assert document["rows"][0] == {
         "org": ACME,
         "org_name": "Acme",
         "app": "shop",
@@ -65,9 +65,13 @@ def test_json_report_round_trips() -> None:
         "guardrail_units": 6,
         "cost_usd_micros": "12345.678901",
     }
-    assert (told["rows"][1]["app"], told["rows"][1]["app_name"], told["rows"][1]["org_name"]) == (None, None, None)
-    assert told["total"]["cost_usd_micros"] == "12345.678906"
-    assert {key: told[key] for key in ("from", "to", "as_of", "is_final", "by", "notes")} == {
+    assert (document["rows"][1]["app"], document["rows"][1]["app_name"], document["rows"][1]["org_name"]) == (
+        None,
+        None,
+        None,
+    )
+    assert document["total"]["cost_usd_micros"] == "12345.678906"
+    assert {key: document[key] for key in ("from", "to", "as_of", "is_final", "by", "notes")} == {
         "from": "2026-11-18",
         "to": "2026-11-18",
         "as_of": "2026-11-18T12:00:00Z",

@@ -83,9 +83,9 @@ def test_rows_sum_every_count() -> None:
 )
 @settings(max_examples=tries(200))
 def test_total_is_equal_for_every_grouping(made: list[SpendEntry], by: list[str]) -> None:
-    told = group_spend(made, by)
-    assert sum_counts(row.counts for row in told) == sum_counts(each.counts for each in made)
-    assert len({row.keys for row in told}) == len(told)
+    rows = group_spend(made, by)
+    assert sum_counts(row.counts for row in rows) == sum_counts(each.counts for each in made)
+    assert len({row.keys for row in rows}) == len(rows)
 
 
 def test_filters_select_app_and_label() -> None:

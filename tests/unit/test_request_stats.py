@@ -43,12 +43,12 @@ def test_random_requests_match_plain_model(calls: list[tuple[float, float, float
     assert dict(zip(STATUSES, lane.responses_by_status, strict=True)) == {
         each: statuses.count(each) for each in STATUSES
     }
-    for told, seen, bounds in (
+    for distribution, seen, bounds in (
         (lane.durations, took, DURATION_BOUNDS),
         (lane.times_to_first_byte, waited, FIRST_BYTE_BOUNDS),
         (lane.added_latencies, ours, ADDED_LATENCY_BOUNDS),
     ):
-        assert told == Distribution(bounds, _counted(seen, bounds), pytest.approx(sum(seen)))
+        assert distribution == Distribution(bounds, _counted(seen, bounds), pytest.approx(sum(seen)))
     assert (len(traffic.measured_operations) == 1) is bool(calls)
 
 
@@ -74,12 +74,12 @@ def test_refusal_counts_where_it_was_refused() -> None:
     traffic.count_refusal(QuotaExceeded("all is spent"))
     traffic.count_refusal(UpstreamUnavailable("it is away"), traffic.get_stats("CONVERSE", "premium"))
     traffic.count_refusal(UpstreamUnavailable("it is away"), traffic.get_stats("CONVERSE", "premium"))
-    told = {
+    counts = {
         (lane.operation, lane.label): dict(zip(STATUSES, lane.responses_by_status, strict=True))
         for lane in traffic.operations
     }
-    assert told[NONE, NONE]["4xx"] == 1
-    assert told["converse", "premium"]["5xx"] == 2
+    assert counts[NONE, NONE]["4xx"] == 1
+    assert counts["converse", "premium"]["5xx"] == 2
     assert (traffic.refusals_by_kind["quota_spent"], traffic.refusals_by_kind["upstream_away"]) == (1, 2)
     assert traffic.measured_operations == ()  # no times of what was never answered by Bedrock
 
@@ -107,8 +107,8 @@ def test_first_byte_time_is_reported_for_streams_only() -> None:
     traffic = RequestStats(["premium"])
     for operation in Operation:
         traffic.get_stats(operation.name, "premium").record_response(200, 0.0, 0.1, 0.5, 0.5, 0.6)
-    told = {lane.operation for lane in traffic.operations if sum(lane.times_to_first_byte.counts)}
-    assert told == {"converse_stream", "invoke_stream", "chat_completions"}
+    operations = {lane.operation for lane in traffic.operations if sum(lane.times_to_first_byte.counts)}
+    assert operations == {"converse_stream", "invoke_stream", "chat_completions"}
 
 
 def test_added_latency_is_summed_over_labels() -> None:
@@ -116,7 +116,7 @@ def test_added_latency_is_summed_over_labels() -> None:
     for label in ("premium", "economy"):
         traffic.get_stats("CONVERSE", label).record_response(200, 0.0, 0.002, 0.5, 0.5, 0.5)
     traffic.get_stats("INVOKE", "economy").record_response(200, 0.0, 9.0, 9.5, 9.5, 9.5)
-    told = dict(traffic.sum_added_latencies())
-    assert sum(told["converse"].counts) == 2
-    assert told["converse"].total == 0.004
-    assert told["invoke"].counts[-1] == 1
+    latencies = dict(traffic.sum_added_latencies())
+    assert sum(latencies["converse"].counts) == 2
+    assert latencies["converse"].total == 0.004
+    assert latencies["invoke"].counts[-1] == 1

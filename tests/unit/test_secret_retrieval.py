@@ -123,9 +123,9 @@ async def test_every_bit_of_sealed_secret_is_authenticated(clock: ManualClock) -
     issued = await register_scope(store, clock, scope)
     key, row = row_of(store)
     for place in range(len(row["sealed"])):
-        spoilt = bytearray(row["sealed"])
-        spoilt[place] ^= 1
-        await store.put(Put(key, {**row, "sealed": bytes(spoilt)}))
+        corrupted = bytearray(row["sealed"])
+        corrupted[place] ^= 1
+        await store.put(Put(key, {**row, "sealed": bytes(corrupted)}))
         with pytest.raises(AccessDenied):
             await retrieve(store, clock, scope, issued.retrieval_token)
     await store.put(Put(key, row))
@@ -163,7 +163,7 @@ async def test_tokens_and_keys_are_fresh_each_time(clock: ManualClock) -> None:
 
 async def test_repr_shows_no_secret(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     store, scope = InterceptingStore(MemoryStore()), new_scope()
-    told = []
+    texts = []
     with caplog.at_level(logging.DEBUG):
         issued = await register_scope(store, clock, scope)  # type: ignore[arg-type]
         store.before["delete"] = raise_unavailable
@@ -171,12 +171,12 @@ async def test_repr_shows_no_secret(clock: ManualClock, caplog: pytest.LogCaptur
             try:
                 secret = await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
             except (AccessDenied, Busy) as refused:
-                told += [repr(refused), str(refused), repr(refused.__cause__), repr(refused.__suppress_context__)]
+                texts += [repr(refused), str(refused), repr(refused.__cause__), repr(refused.__suppress_context__)]
     sealed = module.seal_secret(scope, secret, clock.now())
-    told += [repr(issued), repr(sealed), caplog.text]
+    texts += [repr(issued), repr(sealed), caplog.text]
     for hidden in (secret, issued.retrieval_token, sealed.token, repr(sealed.put.item["sealed"])):
-        assert all(hidden not in each for each in told)
-    assert len(told) == 4 + 4 + 3
+        assert all(hidden not in each for each in texts)
+    assert len(texts) == 4 + 4 + 3
 
 
 async def test_invented_token_costs_one_read_and_no_write(clock: ManualClock) -> None:
@@ -228,18 +228,18 @@ async def test_lost_answers_on_the_wire_lose_secret(
     scope = new_scope()
     async with engines.open(engine, tmp_path) as direct, fault_proxy(engines.endpoints[engine]) as between:
         issued = await register_scope(direct, clock, scope)
-        spoilt = await DynamoStore(
+        lossy_store = await DynamoStore(
             region="us-east-1", table_prefix=PREFIX, endpoint=between.url, sleep=asyncio.sleep
         ).open()
         try:
             between.plan([Pass(), Pass(), fault])
             with pytest.raises(Busy, match="rotate"):
-                await retrieve(spoilt, clock, scope, issued.retrieval_token)
+                await retrieve(lossy_store, clock, scope, issued.retrieval_token)
             assert between.requests == 3  # a lost answer is not asked for again: it would find nothing
             with pytest.raises(AccessDenied, match="rotate"):
-                await retrieve(spoilt, clock, scope, issued.retrieval_token)
+                await retrieve(lossy_store, clock, scope, issued.retrieval_token)
         finally:
-            await spoilt.close()
+            await lossy_store.close()
 
 
 # The mark by which a rotation knows whether anybody can have the secret.

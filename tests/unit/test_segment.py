@@ -202,5 +202,7 @@ def test_unmappable_files_are_logged_once(
         segment = Segment(tmp_path, name)
         segment.append(b"[1]")
         segment.close()
-    told = f"files in {tmp_path} cannot be memory-mapped, so each line is a separate, slower write: Too many open files"
-    assert [record.getMessage() for record in caplog.records] == [told]
+    message = (
+        f"files in {tmp_path} cannot be memory-mapped, so each line is a separate, slower write: Too many open files"
+    )
+    assert [record.getMessage() for record in caplog.records] == [message]

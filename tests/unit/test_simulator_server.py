@@ -273,9 +273,9 @@ def test_simulator_process_answers_and_writes_ledger_file(tmp_path):
         assert [entry["status"] for entry in bedrock.ledger()["entries"]] == statuses
         assert [entry["status"] for entry in bedrock.ledger(after=1)["entries"]] == [200]
         os.kill(bedrock.pid, signal.SIGKILL)  # even its own end takes nothing from the file
-    told = read_ledger(file)
-    assert [(entry["status"], entry["is_done"]) for entry in told] == [(status, True) for status in statuses]
-    assert told[1]["usage"]["output_tokens"] == 7
+    entries = read_ledger(file)
+    assert [(entry["status"], entry["is_done"]) for entry in entries] == [(status, True) for status in statuses]
+    assert entries[1]["usage"]["output_tokens"] == 7
 
 
 def test_simulator_process_checks_keys_and_stops_on_signal(tmp_path):

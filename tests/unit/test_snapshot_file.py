@@ -70,8 +70,8 @@ async def read(folder: Path, worker: int = 0, workers: int = 1) -> SnapshotFile:
     return made
 
 
-def known(notebook: SnapshotFile, most: int = 10) -> set[int]:
-    return {number for number in range(most) if notebook.snapshot.find_settings(scope(number)) is not None}
+def known(snapshot_file: SnapshotFile, most: int = 10) -> set[int]:
+    return {number for number in range(most) if snapshot_file.snapshot.find_settings(scope(number)) is not None}
 
 
 async def test_written_snapshot_is_read_back(tmp_path: Path) -> None:
@@ -85,37 +85,37 @@ async def test_written_snapshot_is_read_back(tmp_path: Path) -> None:
 
 async def test_changed_settings_are_written_at_once_and_unchanged_not(tmp_path: Path) -> None:
     clock = ManualClock()
-    notebook, file = SnapshotFile(tmp_path, clock), tmp_path / "notes-0"
+    snapshot_file, file = SnapshotFile(tmp_path, clock), tmp_path / "notes-0"
 
     async def is_written() -> bool:
         before = file.stat().st_ino if file.exists() else 0
-        await notebook.write_if_due()
+        await snapshot_file.write_if_due()
         return file.exists() and file.stat().st_ino != before
 
     assert not await is_written()
-    notebook.snapshot.record_settings(scope(1), {"version": 1})
+    snapshot_file.snapshot.record_settings(scope(1), {"version": 1})
     assert await is_written()
     await clock.advance(book.WRITE_CHECK_SECONDS)
     assert not await is_written()
-    notebook.snapshot.record_settings(scope(1), {"version": 1})
+    snapshot_file.snapshot.record_settings(scope(1), {"version": 1})
     assert not await is_written()
-    notebook.snapshot.record_settings(scope(1), {"version": 2})
+    snapshot_file.snapshot.record_settings(scope(1), {"version": 2})
     assert await is_written()
 
 
 async def test_spend_is_written_periodically(tmp_path: Path, exact_store: Store) -> None:
     clock, who, file = ManualClock(), new_caller(), tmp_path / "notes-0"
-    notebook = SnapshotFile(tmp_path, clock)
+    snapshot_file = SnapshotFile(tmp_path, clock)
     await put_budget(exact_store, who.org, {"premium": 100})
-    async with open_budget_sidecar(tmp_path / "journal", exact_store, clock, snapshot=notebook.snapshot) as one:
+    async with open_budget_sidecar(tmp_path / "journal", exact_store, clock, snapshot=snapshot_file.snapshot) as one:
         await one.decide(who)
-        await notebook.write_if_due()
+        await snapshot_file.write_if_due()
         seen = set[bytes]()
         for _ in range(60):
             await one.spend(who, 1 * USD)
             await one.flusher.flush()
             await clock.advance(1)
-            await notebook.write_if_due()
+            await snapshot_file.write_if_due()
             seen.add(file.read_bytes())
             stood = (await read(tmp_path)).snapshot.find_budget(Scope(who.org, "web"), "DAY#20261118")
             assert stood is not None
@@ -127,26 +127,26 @@ async def test_spend_is_written_periodically(tmp_path: Path, exact_store: Store)
             if is_more:
                 await one.spend(who, 1 * USD)
             before = file.stat().st_mtime_ns
-            notebook.snapshot.mark_changed(next(iter(one.budget_registry._refresh_states.values())))
+            snapshot_file.snapshot.mark_changed(next(iter(one.budget_registry._refresh_states.values())))
             await clock.advance(book.BUDGET_WRITE_SECONDS)
-            await notebook.write_if_due()
+            await snapshot_file.write_if_due()
             assert (file.stat().st_mtime_ns != before) == is_more
-            assert not notebook.snapshot.pending_count
+            assert not snapshot_file.snapshot.pending_count
 
 
 async def test_label_change_is_written_soon(tmp_path: Path, exact_store: Store) -> None:
     clock, who = ManualClock(), new_caller()
-    notebook = SnapshotFile(tmp_path, clock)
+    snapshot_file = SnapshotFile(tmp_path, clock)
     await put_budget(exact_store, who.org, {"premium": 10, "economy": 1})
-    async with open_budget_sidecar(tmp_path / "journal", exact_store, clock, snapshot=notebook.snapshot) as one:
+    async with open_budget_sidecar(tmp_path / "journal", exact_store, clock, snapshot=snapshot_file.snapshot) as one:
         await one.decide(who)
-        await notebook.write_if_due()
+        await snapshot_file.write_if_due()
         await one.spend(who, 10 * USD)
         await one.flusher.flush()
         await clock.advance(book.WRITE_CHECK_SECONDS)
         await one.decide(who)
         await one.wait_for_refresh()
-        await notebook.write_if_due()
+        await snapshot_file.write_if_due()
     stood = (await read(tmp_path)).snapshot.find_budget(Scope(who.org, "web"), "DAY#20261118")
     assert stood is not None
     assert stood.sticky_item["active_model_label"] == "economy"
@@ -154,13 +154,13 @@ async def test_label_change_is_written_soon(tmp_path: Path, exact_store: Store) 
 
 async def test_large_snapshot_is_written_less_often(tmp_path: Path) -> None:
     clock = ManualClock()
-    notebook, file = SnapshotFile(tmp_path, clock), tmp_path / "notes-0"
+    snapshot_file, file = SnapshotFile(tmp_path, clock), tmp_path / "notes-0"
     writes = 0
     for second in range(60):
         for number in range(20):
-            notebook.snapshot.record_settings(scope(number), {"version": second, "quotas": {"x" * 60_000: 1}})
+            snapshot_file.snapshot.record_settings(scope(number), {"version": second, "quotas": {"x" * 60_000: 1}})
         before = file.stat().st_ino if file.exists() else 0
-        await notebook.write_if_due()
+        await snapshot_file.write_if_due()
         writes += file.stat().st_ino != before
         await clock.advance(1)
     assert file.stat().st_size > 10**6
@@ -312,19 +312,19 @@ async def test_symbolic_link_is_never_written_through(tmp_path: Path, caplog: py
 async def test_nearly_full_disk_is_left_to_journal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
     with disks.small_disk(tmp_path, 12) as disk:
-        notebook = SnapshotFile(disk, clock)
-        notebook.snapshot.record_settings(scope(1), None)
-        await notebook.write_if_due()
+        snapshot_file = SnapshotFile(disk, clock)
+        snapshot_file.snapshot.record_settings(scope(1), None)
+        await snapshot_file.write_if_due()
         assert known(await read(disk)) == {1}
         (disk / "more").write_bytes(bytes(5 * 2**20))
         for _ in range(3):
-            notebook.snapshot.record_settings(scope(2), None)
-            await notebook.write_if_due()
+            snapshot_file.snapshot.record_settings(scope(2), None)
+            await snapshot_file.write_if_due()
             await clock.advance(book.FAILURE_PAUSE_SECONDS)
         assert sorted(path.name for path in disk.iterdir()) == ["more", "notes-0"]
         assert len(caplog.records) == 1
         (disk / "more").unlink()
-        await notebook.write_if_due()
+        await snapshot_file.write_if_due()
         assert known(await read(disk)) == {1, 2}
 
 
@@ -333,11 +333,11 @@ async def test_read_only_folder_is_logged_once(tmp_path: Path, caplog: pytest.Lo
     await written(tmp_path, 1)
     clock = ManualClock()
     with disks.read_only(tmp_path):
-        notebook = SnapshotFile(tmp_path, clock)
-        await notebook.open()
+        snapshot_file = SnapshotFile(tmp_path, clock)
+        await snapshot_file.open()
         for number in range(2, 5):
-            notebook.snapshot.record_settings(scope(number), None)
-            await notebook.write_if_due()
+            snapshot_file.snapshot.record_settings(scope(number), None)
+            await snapshot_file.write_if_due()
             await clock.advance(book.FAILURE_PAUSE_SECONDS)
     assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == ["Read-only file system"]
     assert known(await read(tmp_path)) == {1}
@@ -351,14 +351,14 @@ async def test_kill_at_any_moment_leaves_last_or_former_snapshot(
         command = [sys.executable, "-c", WRITES_WITHOUT_END, str(tmp_path)]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:  # noqa: ASYNC220
             assert process.stdout is not None
-            told = int(process.stdout.readline())
+            version = int(process.stdout.readline())
             time.sleep(chance.uniform(0, 0.05))  # noqa: ASYNC251
             process.send_signal(signal.SIGKILL)
-            told = max([told, *(int(each) for each in process.stdout.read().split())])
-        notebook = SnapshotFile(tmp_path, SystemClock())
-        await notebook.open()
-        versions = {(notebook.snapshot.find_settings(scope(each)) or {}).get("version") for each in range(200)}
-        assert versions in ({told}, {told + 1})
-        least += told
+            version = max([version, *(int(each) for each in process.stdout.read().split())])
+        snapshot_file = SnapshotFile(tmp_path, SystemClock())
+        await snapshot_file.open()
+        versions = {(snapshot_file.snapshot.find_settings(scope(each)) or {}).get("version") for each in range(200)}
+        assert versions in ({version}, {version + 1})
+        least += version
     assert caplog.records == []
     print(f"{least} writes, {KILLS} kills")

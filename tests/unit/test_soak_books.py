@@ -16,7 +16,7 @@ from tests.soak.tenants import CLAUDE, TURNING, pico
 from tests.soak.verdict import Verdict
 
 TOKENS = (100, 20, 0, 0, 0)
-TOLD = "100,20,0,0,0"
+TOKEN_COUNTS = "100,20,0,0,0"
 PRICES_CHANGE = 500.0
 
 Db = sqlite3.Connection
@@ -38,11 +38,11 @@ def db() -> Db:
 
 
 def _ran(db: Db, request: str, arrived: float, *, is_whole: bool = True) -> None:
-    row = (request, f"steady.{request}", CLAUDE, arrived, arrived + 1, is_whole, "", TOLD)
+    row = (request, f"steady.{request}", CLAUDE, arrived, arrived + 1, is_whole, "", TOKEN_COUNTS)
     db.execute("insert into ran values (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
 
-def _recorded(db: Db, request: str, started: float, paid: int, tokens: str = TOLD, why: str = "") -> None:
+def _recorded(db: Db, request: str, started: float, paid: int, tokens: str = TOKEN_COUNTS, why: str = "") -> None:
     scope, day = f"ORG#{TURNING}#APP#steady", "DAY#19700101"
     row = ("alone", "segment", scope, "premium", day, started, request, why, paid, tokens, 1, False)
     db.execute("insert into receipts values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)

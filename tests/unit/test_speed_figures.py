@@ -60,19 +60,19 @@ def test_wrk_output_is_parsed() -> None:
     assert (round(speed.per_second), speed.median_us, speed.p99_us, speed.requests) == (17195, 328.0, 17674.0, 17271)
 
 
-@pytest.mark.parametrize("told", ["", "RESULT 0 1000000 0 0 0 0", "RESULT 9 1000 1 0 3 4", "RESULT 9 1000 0 1 3 4"])
-def test_refused_or_broken_load_gives_no_figure(told: str) -> None:
+@pytest.mark.parametrize("output", ["", "RESULT 0 1000000 0 0 0 0", "RESULT 9 1000 1 0 3 4", "RESULT 9 1000 0 1 3 4"])
+def test_refused_or_broken_load_gives_no_figure(output: str) -> None:
     with pytest.raises(CannotMeasure):
-        wrk_told(told)
+        wrk_told(output)
 
 
 def test_h2load_output_is_parsed() -> None:
     log = "".join(f"1700000000000000\t200\t{micros}\n" for micros in range(1, 101))
     speed = h2load_told(H2LOAD.format(third=0), log)
     assert (speed.per_second, speed.median_us, speed.p99_us, speed.requests) == (2486.33, 50, 99, 7459)
-    for told, lines in ((H2LOAD.format(third=2), log), (H2LOAD.format(third=0), ""), ("", log)):
+    for output, lines in ((H2LOAD.format(third=2), log), (H2LOAD.format(third=0), ""), ("", log)):
         with pytest.raises(CannotMeasure):
-            h2load_told(told, lines)
+            h2load_told(output, lines)
 
 
 def test_benchmark_frames_match_bedrock_and_have_one_size() -> None:
@@ -98,11 +98,11 @@ def test_flame_graph_shows_no_local_paths() -> None:
         "<title>get (/opt/py/lib/python3.11/hmac.py:1)</title>"
         "<title>read (/opt/env/site-packages/aiohttp/web.py:1)</title><title>x (/elsewhere/at/all.py:1)</title>"
     )
-    told = without_places(drawn, "/srv/us")
+    shown = without_places(drawn, "/srv/us")
     for place in ("/srv", "/opt", "/tmp", "/elsewhere"):
-        assert place not in told
+        assert place not in shown
     for kept in ("(proxy/price_keeper/app.py:3)", "(hmac.py:1)", "(aiohttp/web.py:1)", "(all.py:1)"):
-        assert kept in told
+        assert kept in shown
     with pytest.raises(CannotMeasure):
         sized("x" * 500_000)
 

@@ -38,10 +38,10 @@ def sample() -> Figures:
     ):
         for connections, part in ((1, 0.2), (16, 0.8), (64, 1.0)):
             for noise in (0.9, 1.0, 1.2):
-                told = {"per_second": rate * part * noise, "median_us": 1e6 / rate * connections, "p99_us": 2e6 / rate}
-                figures.add("http1", connections, name, **told, cpu_us=cost, others=0.03)
+                row = {"per_second": rate * part * noise, "median_us": 1e6 / rate * connections, "p99_us": 2e6 / rate}
+                figures.add("http1", connections, name, **row, cpu_us=cost, others=0.03)
                 if name in ("nginx", "keeper"):
-                    figures.add("http2", connections, name, **told, cpu_us=cost)
+                    figures.add("http2", connections, name, **row, cpu_us=cost)
         figures.add("quiet", name, median_us=2e6 / rate, p99_us=4e6 / rate)
         figures.add("fast", name, per_second=rate * 5, cpu_us=cost)
         figures.add("alone", name, per_second=rate * 3, cpu_us=cost)
@@ -59,13 +59,13 @@ def by_goal(figures: Figures) -> dict[str, goals.Goal]:
 
 
 def test_goals_are_compared_with_figures() -> None:
-    told = by_goal(sample())
-    beside_nginx = told["requests a second, 64 connections, beside nginx"]
+    reached = by_goal(sample())
+    beside_nginx = reached["requests a second, 64 connections, beside nginx"]
     assert (beside_nginx.reached, beside_nginx.is_reached) == ("0.50 times (15,000 to 30,000)", True)
-    assert told["the same beside LiteLLM"].is_reached
-    assert told["start to first answer, SQLite"].is_reached
-    assert told["start to first answer, DynamoDB"].is_reached is False
-    assert told["CPU of a request with `--workers 2`, beside one"].is_reached is None
+    assert reached["the same beside LiteLLM"].is_reached
+    assert reached["start to first answer, SQLite"].is_reached
+    assert reached["start to first answer, DynamoDB"].is_reached is False
+    assert reached["CPU of a request with `--workers 2`, beside one"].is_reached is None
     assert all(each.is_reached is None for each in goals.reached(Figures()))
 
 
@@ -107,7 +107,7 @@ def test_table_accepts_any_cell() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "expected"),
     [
         (0, "0.00"),
         (0.012, "0.012"),
@@ -118,8 +118,8 @@ def test_table_accepts_any_cell() -> None:
         (-3.0, "-3.00"),
     ],
 )
-def test_numbers_have_readable_digits(value: float, told: str) -> None:
-    assert number(value) == told
+def test_numbers_have_readable_digits(value: float, expected: str) -> None:
+    assert number(value) == expected
 
 
 def test_ticks_are_round_and_cover_figures() -> None:

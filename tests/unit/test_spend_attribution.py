@@ -127,8 +127,8 @@ def test_scope_change_day_attributes_nothing_twice(before: list, after: list, qu
         for label, counts in labels.items():
             known = apps.setdefault(app, {})
             known[label] = known.get(label, UsageCounts()).plus(counts)
-    told = {(each.app, each.label): each.counts for each in attribute_spend(own, apps, quota_scope).spend}
+    attributed = {(each.app, each.label): each.counts for each in attribute_spend(own, apps, quota_scope).spend}
     truth = _truth(before + after)
-    assert {key: counts for key, counts in told.items() if key[0]} == {k: v for k, v in truth.items() if k[0]}
+    assert {key: counts for key, counts in attributed.items() if key[0]} == {k: v for k, v in truth.items() if k[0]}
     if quota_scope == "ORG":
-        assert sum(counts.pico for counts in told.values()) <= sum(counts.pico for counts in truth.values())
+        assert sum(counts.pico for counts in attributed.values()) <= sum(counts.pico for counts in truth.values())

@@ -63,18 +63,18 @@ def test_less_than_a_minute_gives_no_spend_rate(known: SpendCurve | None) -> Non
 
 
 def test_time_of_reaching_quota_is_forecast() -> None:
-    def told(usd: float, known: SpendCurve | None, quota: float = 10) -> tuple[str, str | None]:
+    def forecast(usd: float, known: SpendCurve | None, quota: float = 10) -> tuple[str, str | None]:
         seen = view({"premium": usd}, **({} if known is None else {"premium": known}))
         found = forecast_quota(seen, "premium", round(quota * PICO_PER_USD))
         return found["state"], found["at"]
 
-    assert told(3, course((-2, 1), (0, 3))) == ("expected", "2026-11-18T19:00:00Z")
-    assert told(3, course((-2, 2.9), (0, 3))) == ("not_in_this_period", None)
-    assert told(3, course((-2, 3), (-1, 3), (0, 3))) == ("not_in_this_period", None)
-    assert told(3, None) == ("unknown", None)
-    assert told(3, course((-2, 1), (0, 3)), quota=2) == ("reached", "2026-11-18T11:00:00Z")
-    assert told(3, course((-2, 2.5), (0, 3)), quota=2) == ("reached", None)
-    assert told(0, None, quota=0) == ("reached", None)
+    assert forecast(3, course((-2, 1), (0, 3))) == ("expected", "2026-11-18T19:00:00Z")
+    assert forecast(3, course((-2, 2.9), (0, 3))) == ("not_in_this_period", None)
+    assert forecast(3, course((-2, 3), (-1, 3), (0, 3))) == ("not_in_this_period", None)
+    assert forecast(3, None) == ("unknown", None)
+    assert forecast(3, course((-2, 1), (0, 3)), quota=2) == ("reached", "2026-11-18T11:00:00Z")
+    assert forecast(3, course((-2, 2.5), (0, 3)), quota=2) == ("reached", None)
+    assert forecast(0, None, quota=0) == ("reached", None)
 
 
 def test_larger_quota_keeps_label_and_smaller_ends_it() -> None:

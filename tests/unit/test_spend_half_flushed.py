@@ -45,5 +45,5 @@ async def test_half_flushed_segment_counts_once_after_restart(tmp_path: Path, ex
         two.flusher._unsent.extend(left.sealed)
         two.store.is_away = True
         for who in everybody:
-            payer = await two.caller_day(who)
-            assert payer.budget.get_tracker("premium").spent == 30 * USD
+            caller_day = await two.caller_day(who)
+            assert caller_day.budget.get_tracker("premium").spent == 30 * USD

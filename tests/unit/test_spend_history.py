@@ -17,10 +17,10 @@ from price_keeper.control.page.spend_forecast import (
 )
 from price_keeper.ledger.ledger_entries import Counter
 
-TOLD = st.lists(st.tuples(st.integers(1, 600), st.integers(0, 10**9)), max_size=1500)
+SAMPLES = st.lists(st.tuples(st.integers(1, 600), st.integers(0, 10**9)), max_size=1500)
 
 
-@given(TOLD)
+@given(SAMPLES)
 def test_history_is_bounded_monotonic_and_keeps_ends(steps: list[tuple[int, int]]) -> None:
     course, now, pico = SpendCurve(SpendSample(1000.0, 5)), 1000.0, 5
     for seconds, more in steps:
@@ -34,14 +34,14 @@ def test_history_is_bounded_monotonic_and_keeps_ends(steps: list[tuple[int, int]
 
 @given(st.lists(st.integers(0, 10**6), min_size=2, max_size=MAX_SAMPLES - 1))
 def test_sparse_samples_are_kept_exactly(amounts: list[int]) -> None:
-    told, pico = [], 0
+    samples, pico = [], 0
     for number, more in enumerate(amounts):
         pico += more
-        told.append((1000.0 + 60 * number, pico))
-    course = SpendCurve(SpendSample(*told[0]))
-    for at, known in told[1:]:
+        samples.append((1000.0 + 60 * number, pico))
+    course = SpendCurve(SpendSample(*samples[0]))
+    for at, known in samples[1:]:
         course.add_sample(at, known)
-    assert [course.estimate_at(at) for at, _ in told] == [known for _, known in told]
+    assert [course.estimate_at(at) for at, _ in samples] == [known for _, known in samples]
 
 
 def test_estimate_is_linear_between_samples() -> None:

@@ -61,10 +61,10 @@ class Org:
     async def flush(self) -> None:
         assert await self.rec.flusher.flush()
 
-    async def aggregate(self, *, looks_back: bool = False) -> None:
+    async def aggregate(self, *, includes_past: bool = False) -> None:
         """Looking back, it would also add up what other tests have on a server that is shared."""
         one = Aggregator(self.rec.store, self.rec.clock, 60.0)
-        one._has_looked_back = not looks_back
+        one._has_looked_back = not includes_past
         await one.run()
 
     async def report(self, text: str = "today") -> SpendReport:
@@ -72,7 +72,7 @@ class Org:
             self.rec.store, parse_report_period(text), self.org, {}, UTC_ZONE, self.rec.clock.now()
         )
 
-    async def told(self, text: str = "today") -> dict[tuple[str | None, str, str], int]:
+    async def read_spend(self, text: str = "today") -> dict[tuple[str | None, str, str], int]:
         found = await self.report(text)
         assert len({each[:4] for each in found.spent}) == len(found.spent)
         return {(each.app, each.label, each.day.isoformat()): each.counts.pico for each in found.spent}
@@ -100,11 +100,11 @@ async def test_report_of_today_is_as_of_last_flush(acme: Org) -> None:
     acme.call("shop", "premium", 1_000_001)
     acme.call("shop", "guardrails", 7)
     acme.call(None, "premium", 30, estimated=True)
-    assert await acme.told() == {}  # it is all in the journal
+    assert await acme.read_spend() == {}  # it is all in the journal
     await acme.flush()
     acme.call("shop", "premium", 500)
     found = await acme.report()
-    assert await acme.told() == {
+    assert await acme.read_spend() == {
         ("shop", "premium", "2026-11-18"): 1_000_001,
         ("shop", "guardrails", "2026-11-18"): 7,
         (None, "premium", "2026-11-18"): 30,
@@ -113,7 +113,7 @@ async def test_report_of_today_is_as_of_last_flush(acme: Org) -> None:
     assert (found.first, found.last) == (date(2026, 11, 18), date(2026, 11, 18))
     assert (found.is_running, found.is_final, found.notes) == (True, False, [])
     await acme.flush()
-    assert (await acme.told())["shop", "premium", "2026-11-18"] == 1_000_501
+    assert (await acme.read_spend())["shop", "premium", "2026-11-18"] == 1_000_501
 
 
 @pytest.mark.parametrize("quota_scope", ["ORG", "APP"])
@@ -141,7 +141,7 @@ async def test_app_scope_total_of_org_is_sum_of_apps(acme: Org) -> None:
     acme.call(None, "premium", 7)
     acme.call("shop", "premium", 50)
     await acme.flush()
-    assert await acme.told() == {
+    assert await acme.read_spend() == {
         ("shop", "premium", "2026-11-18"): 55,
         ("bot", "premium", "2026-11-18"): 6,
         (None, "premium", "2026-11-18"): 7,
@@ -154,7 +154,7 @@ async def test_stale_total_of_today_is_ignored(acme: Org) -> None:
     await acme.aggregate()
     acme.call("shop", "premium", 2)
     await acme.flush()
-    assert await acme.told() == {("shop", "premium", "2026-11-18"): 3}
+    assert await acme.read_spend() == {("shop", "premium", "2026-11-18"): 3}
 
 
 class NoShards:
@@ -193,7 +193,7 @@ async def test_total_from_before_last_possible_flush_is_ignored(acme: Org, after
     await acme.aggregate()
     await acme.flush()
     await acme.rec.clock.advance(DAY / 2)
-    assert await acme.told("2026-11-18") == {("shop", "premium", "2026-11-18"): 3}
+    assert await acme.read_spend("2026-11-18") == {("shop", "premium", "2026-11-18"): 3}
     assert not (await acme.report("2026-11-18")).is_final
 
 
@@ -207,9 +207,12 @@ async def test_late_replay_is_found_and_outdated_totals_are_ignored(acme: Org) -
     acme.call("bot", "economy", 4)  # and this one was never reported
     acme.rec.clock.set_wall(NOON + 33 * DAY)
     await acme.flush()
-    assert await acme.told("2026-11-18") == {("shop", "premium", "2026-11-18"): 3, ("bot", "economy", "2026-11-18"): 4}
-    assert await acme.told("2026-11-19..today") == {}
-    assert await acme.told("2026-11") == await acme.told("2026-11-18")
+    assert await acme.read_spend("2026-11-18") == {
+        ("shop", "premium", "2026-11-18"): 3,
+        ("bot", "economy", "2026-11-18"): 4,
+    }
+    assert await acme.read_spend("2026-11-19..today") == {}
+    assert await acme.read_spend("2026-11") == await acme.read_spend("2026-11-18")
 
 
 async def test_total_is_used_when_shards_have_expired(acme: Org) -> None:
@@ -223,10 +226,10 @@ async def test_total_is_used_when_shards_have_expired(acme: Org) -> None:
     for scope_of in (scope, Scope(acme.org)):
         for shard in range(8):
             await acme.store.delete(Delete(schema.usage_shard_key(scope_of, "premium", shard, period)))
-    assert await acme.told("2026-11-18") == {("shop", "premium", "2026-11-18"): 21}
+    assert await acme.read_spend("2026-11-18") == {("shop", "premium", "2026-11-18"): 21}
     left = schema.usage_shard_key(scope, "premium", 0, period)
     await acme.store.update(Update(left, add={"requests": 1, "cost_usd_micros": Decimal("0.000009")}))
-    assert await acme.told("2026-11-18") == {("shop", "premium", "2026-11-18"): 21}
+    assert await acme.read_spend("2026-11-18") == {("shop", "premium", "2026-11-18"): 21}
 
 
 async def test_total_with_future_stamp_is_ignored(acme: Org) -> None:
@@ -238,7 +241,7 @@ async def test_total_with_future_stamp_is_ignored(acme: Org) -> None:
     acme.call("shop", "premium", 2)
     await acme.flush()
     await acme.rec.clock.leap(2 * DAY)
-    assert await acme.told("2026-11-18") == {("shop", "premium", "2026-11-18"): 3}
+    assert await acme.read_spend("2026-11-18") == {("shop", "premium", "2026-11-18"): 3}
 
 
 async def test_running_day_is_read_from_shards(acme: Org) -> None:
@@ -264,7 +267,7 @@ async def test_counter_with_changed_shard_count_is_complete(acme: Org, first: in
             acme.call("shop", "premium", pico, shards=shards)
             acme.rec.clock.set_wall(flushed)
             await acme.flush()
-    assert await acme.told("2026-11-18") == {("shop", "premium", "2026-11-18"): 220}
+    assert await acme.read_spend("2026-11-18") == {("shop", "premium", "2026-11-18"): 220}
 
 
 async def test_counter_without_rows_is_omitted(acme: Org) -> None:
@@ -272,7 +275,7 @@ async def test_counter_without_rows_is_omitted(acme: Org) -> None:
         await acme.store.put(
             Put(schema.active_counter_key("20261118", scope, "premium", "DAY#20261118"), {"shards_8": True})
         )
-    assert await acme.told() == {}
+    assert await acme.read_spend() == {}
     assert (await acme.report("2026-11-18")).notes == []
 
 
@@ -284,7 +287,7 @@ async def test_weekly_and_monthly_counters_are_not_days(acme: Org) -> None:
     )
     acme.call(None, "premium", 1)
     await acme.flush()
-    assert await acme.told() == {(None, "premium", "2026-11-18"): 1}
+    assert await acme.read_spend() == {(None, "premium", "2026-11-18"): 1}
 
 
 ZONES = ["Pacific/Kiritimati", "Asia/Kolkata", "UTC", "America/Los_Angeles", "Etc/GMT+12"]
@@ -304,9 +307,9 @@ async def test_day_is_in_zone_of_org(acme: Org, zone: str) -> None:
         if hour % 5 == 0:
             await acme.aggregate()
         await acme.rec.clock.advance(HOUR)
-    assert await acme.told("2026-11-01..2026-11-30") == truth
+    assert await acme.read_spend("2026-11-01..2026-11-30") == truth
     for day in {key[2] for key in truth}:
-        assert await acme.told(day) == {key: pico for key, pico in truth.items() if key[2] == day}
+        assert await acme.read_spend(day) == {key: pico for key, pico in truth.items() if key[2] == day}
     found = await acme.report("today")
     assert found.first == datetime.fromtimestamp(acme.rec.clock.now(), acme.zone).date()
 
@@ -335,9 +338,9 @@ async def test_day_of_clock_change_is_complete(
             await org.flush()
             day = datetime.fromtimestamp(start + 2 * HOUR, org.zone).date().isoformat()
             await clock.advance(3 * HOUR)
-            assert await org.told(day) == {("shop", "premium", day): int(hours * 2) * 10}
+            assert await org.read_spend(day) == {("shop", "premium", day): int(hours * 2) * 10}
             await clock.advance(DAY)
-            await org.aggregate(looks_back=True)
+            await org.aggregate(includes_past=True)
             found = await org.report(day)
             assert ([each.counts.requests for each in found.spent], found.is_final) == ([hours * 2], True)
 
@@ -387,7 +390,7 @@ async def test_changed_scope_is_noted_when_day_is_over(acme: Org) -> None:
     acme.quota_scope = "ORG"
     acme.call("shop", "premium", 1)
     await acme.flush()
-    assert await acme.told() == {("shop", "premium", "2026-11-18"): 101}
+    assert await acme.read_spend() == {("shop", "premium", "2026-11-18"): 101}
     assert (await acme.report()).notes == []
     await acme.rec.clock.leap(DAY)
     (note,) = (await acme.report("2026-11")).notes
@@ -408,7 +411,7 @@ async def test_flush_during_report_is_not_attributed_to_callers_without_app(acme
             return found
 
     acme.rec.store = Flushing(acme.rec.store)  # type: ignore[assignment]
-    assert await acme.told() == {("shop", "premium", "2026-11-18"): 75}
+    assert await acme.read_spend() == {("shop", "premium", "2026-11-18"): 75}
 
 
 async def test_many_counters_are_read_in_pieces(acme: Org, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,8 +424,8 @@ async def test_many_counters_are_read_in_pieces(acme: Org, monkeypatch: pytest.M
                 org.call(app, label, number)
     await acme.flush()
     for number, org in enumerate(orgs, start=1):
-        told = await org.told()
-        assert (len(told), set(told.values())) == (6, {number})
+        reported = await org.read_spend()
+        assert (len(reported), set(reported.values())) == (6, {number})
     found = await build_report(acme.store, parse_report_period("today"), None, {}, UTC_ZONE, NOON)
     mine = [each for each in found.spent if each.org in {org.org for org in orgs}]
     assert (len(mine), sum(each.counts.pico for each in mine)) == (24, 60)

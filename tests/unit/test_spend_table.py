@@ -21,7 +21,7 @@ def counts(pico: int, *, requests: int = 1, estimated: int = 0, units: int = 0, 
     return UsageCounts(requests, estimated, 1200, 345, cached, 0, 0, units, pico)
 
 
-def told(rows: list[ReportRow], by: list[str], width: int = 80, **style: bool) -> list[str]:
+def render(rows: list[ReportRow], by: list[str], width: int = 80, **style: bool) -> list[str]:
     return format_table(rows, by, {}, TableStyle(width, **style))
 
 
@@ -32,7 +32,7 @@ ROWS = [
 
 
 def test_small_table_is_formatted() -> None:
-    assert told(ROWS, ["app", "label"]) == [
+    assert render(ROWS, ["app", "label"]) == [
         "App    Label    Requests  Input  Output       Cost",
         "shop   premium     1,234  1,200     345  $0.009000   90%  " + "█" * 22,
         "-      economy         1  1,200     345  $0.001000   10%  ██▌",
@@ -42,7 +42,7 @@ def test_small_table_is_formatted() -> None:
 
 
 def test_table_without_unicode_and_colors() -> None:
-    lines = told(ROWS, ["app", "label"], is_unicode=False)
+    lines = render(ROWS, ["app", "label"], is_unicode=False)
     assert all(line.isascii() for line in lines)
     assert lines[1].endswith("90%  " + "#" * 22)
     assert lines[2].endswith("10%  ##")
@@ -50,22 +50,22 @@ def test_table_without_unicode_and_colors() -> None:
 
 
 def test_colors_change_only_color() -> None:
-    plain, colored = told(ROWS, ["app", "label"]), told(ROWS, ["app", "label"], is_colored=True)
+    plain, colored = render(ROWS, ["app", "label"]), render(ROWS, ["app", "label"], is_colored=True)
     assert [ANSI.sub("", line) for line in colored] == plain
     assert sum("\x1b[" in line for line in colored) == 4  # head, bars, total
 
 
 def test_empty_columns_are_omitted() -> None:
-    head = told([ReportRow(("a",), counts(1))], ["app"], 120)[0]
+    head = render([ReportRow(("a",), counts(1))], ["app"], 120)[0]
     assert not {"est.", "Cached", "Units"} & set(head.split())
-    head = told([ReportRow(("a",), counts(1, estimated=1, units=1, cached=1))], ["app"], 120)[0]
+    head = render([ReportRow(("a",), counts(1, estimated=1, units=1, cached=1))], ["app"], 120)[0]
     assert head.split() == ["App", "Requests", "est.", "Input", "Cached", "Output", "Units", "Cost"]
 
 
 def test_narrow_terminal_drops_columns_before_bars() -> None:
     full = counts(10**12, estimated=1, units=1, cached=1)
     rows = [ReportRow(("an-org-with-a-long-name", "an-app-with-a-long-name", "a-label-with-a-long-name"), full)]
-    heads = [told(rows, ["org", "app", "label"], width)[0].split()[3:] for width in (140, 110, 90, 80)]
+    heads = [render(rows, ["org", "app", "label"], width)[0].split()[3:] for width in (140, 110, 90, 80)]
     assert heads == [
         ["Requests", "est.", "Input", "Cached", "Output", "Units", "Cost"],
         ["Requests", "est.", "Tokens", "Units", "Cost"],
@@ -76,7 +76,7 @@ def test_narrow_terminal_drops_columns_before_bars() -> None:
 
 def test_names_in_any_script_are_aligned() -> None:
     rows = [ReportRow(("株式会社",), counts(3)), ReportRow(("Zoe\u0308",), counts(2)), ReportRow(("plain",), counts(1))]
-    lines = told(rows, ["label"], 100)
+    lines = render(rows, ["label"], 100)
     assert {_width(line.partition("$")[0].partition("<")[0]) for line in lines[1:4]} == {
         _width(lines[1].partition("<")[0])
     }
@@ -92,14 +92,14 @@ def test_name_with_escape_sequence_is_neutralised() -> None:
 
 def test_zero_cost_has_no_bar_and_small_cost_a_trace() -> None:
     rows = [ReportRow(("a",), counts(10**15)), ReportRow(("b",), counts(1)), ReportRow(("c",), counts(0))]
-    lines = told(rows, ["label"], 100)
+    lines = render(rows, ["label"], 100)
     assert lines[1].endswith("100%  " + "█" * MAX_BAR_WIDTH)
     assert lines[2].endswith("<1%  ▏")
     assert lines[3].endswith("0%")
 
 
 def test_table_of_free_usage_has_no_bars() -> None:
-    lines = told([ReportRow(("a",), counts(0))], ["label"])
+    lines = render([ReportRow(("a",), counts(0))], ["label"])
     assert "█" not in "".join(lines)
     assert "%" not in "".join(lines)
 
@@ -111,7 +111,7 @@ def test_table_of_free_usage_has_no_bars() -> None:
 )  # fmt: skip
 def test_large_token_counts_are_abbreviated(number: int, shown: str) -> None:
     row = ReportRow(("a",), UsageCounts(1, 0, number, 0, pico=1))
-    assert shown in told([row], ["label"], 100)[1].split()
+    assert shown in render([row], ["label"], 100)[1].split()
 
 
 names = st.one_of(st.none(), st.text(min_size=1, max_size=40))
@@ -125,7 +125,7 @@ names = st.one_of(st.none(), st.text(min_size=1, max_size=40))
 @settings(max_examples=tries(200))
 def test_bars_fit_into_width(made: list, width: int, is_unicode: bool) -> None:
     rows = [ReportRow((app, label), counts(pico, estimated=int(est))) for app, label, pico, est in made]
-    lines = told(rows, ["app", "label"], width, is_unicode=is_unicode)
+    lines = render(rows, ["app", "label"], width, is_unicode=is_unicode)
     assert len(lines) == len(rows) + 3
     assert all("\n" not in line and line.isprintable() for line in lines)
     if width >= 80:

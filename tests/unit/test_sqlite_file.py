@@ -159,10 +159,10 @@ async def test_checkpoint_by_another_process_is_no_damage(store: SqliteStore, pa
 async def test_half_written_checkpoint_is_checked_again(
     store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = iter([sqlite3.DatabaseError("malformed"), sqlite3.DatabaseError("malformed")])
+    reads = iter([sqlite3.DatabaseError("malformed"), sqlite3.DatabaseError("malformed")])
 
     def has_our_header(_: object) -> bool:
-        for trouble in looks:
+        for trouble in reads:
             raise trouble
         return True
 

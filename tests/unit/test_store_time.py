@@ -44,9 +44,9 @@ class Answers:
     async def answer(self, there: float = 0.0, back: float = 0.0) -> None:
         answered = self.time.start_request()
         await self.clock.advance(there)
-        told = date(self.store_now)
+        date_header = date(self.store_now)
         await self.clock.advance(back)
-        answered(told)
+        answered(date_header)
 
 
 async def test_time_before_any_answer_is_of_the_machine() -> None:
@@ -128,10 +128,12 @@ async def test_uncertainty_grows_with_clock_drift() -> None:
     assert lead.high - lead.low < 0.4
 
 
-@pytest.mark.parametrize("told", ["", "yesterday", "Wed, 99 Nov 2026 12:00:00 GMT", "Wed, 18 Nov 99999 12:00:00 GMT"])
-def test_malformed_date_is_ignored(told: str) -> None:
+@pytest.mark.parametrize(
+    "date_header", ["", "yesterday", "Wed, 99 Nov 2026 12:00:00 GMT", "Wed, 18 Nov 99999 12:00:00 GMT"]
+)
+def test_malformed_date_is_ignored(date_header: str) -> None:
     answers = Answers()
-    answers.time.start_request()(told)
+    answers.time.start_request()(date_header)
     assert answers.time._offset is None
 
 
@@ -140,8 +142,8 @@ def test_date_is_parsed_as_gmt(monkeypatch: pytest.MonkeyPatch) -> None:
     time.tzset()
     try:
         answers = Answers()
-        for told in ("Wed, 18 Nov 2026 12:00:00 GMT", "Wed, 18 Nov 2026 12:00:00 -0000"):
-            answers.time.start_request()(told)
+        for date_header in ("Wed, 18 Nov 2026 12:00:00 GMT", "Wed, 18 Nov 2026 12:00:00 -0000"):
+            answers.time.start_request()(date_header)
             assert answers.error_ms < 600
     finally:
         monkeypatch.undo()
@@ -173,7 +175,7 @@ async def test_dynamodb_answers_and_errors_give_time(engine: str, engines: Engin
     finally:
         await store.close()
     assert len(heard) == 2
-    for told in heard:
+    for date_header in heard:
         times = StoreTime(ManualClock(wall=0.0))
-        times.start_request()(told)
+        times.start_request()(date_header)
         assert abs(times.now_ms() / 1000 - datetime.now(UTC).timestamp()) < 60

@@ -42,7 +42,7 @@ def fed(stream, frames):
 # ---------------------------------------------------------------- Converse
 
 SAID = event("contentBlockDelta", b'{"contentBlockIndex":0,"delta":{"text":"hello you"},"p":"abc"}', kept=0)
-TOLD = {
+USAGE = {
     "inputTokens": 4,
     "outputTokens": 9,
     "totalTokens": 133,
@@ -53,7 +53,7 @@ TOLD = {
 GUARDED = {"guardrail": {"inputAssessment": {"gr": {"invocationMetrics": {"usage": {"topicPolicyUnits": 1}}}}}}
 
 
-def metadata(usage=TOLD, kept=None, **more):
+def metadata(usage=USAGE, kept=None, **more):
     document = {"metrics": {"latencyMs": 9}, "p": "abcdef", **more, "usage": usage}
     return event("metadata", json.dumps(document, separators=(",", ":")).encode(), kept)
 
@@ -101,18 +101,18 @@ def test_end_of_truncated_payload_suffices():
     """A guardrail's trace comes before the usage, and has usages of its own."""
     more = {"serviceTier": {"type": "flex"}, "trace": GUARDED | {"modelOutput": ["x" * 500], "all": [GUARDED] * 20}}
     whole = metadata(**more)
-    needed = len(json.dumps({"usage": TOLD}, separators=(",", ":"))) - 1
+    needed = len(json.dumps({"usage": USAGE}, separators=(",", ":"))) - 1
     for kept in range(len(whole.payload)):
-        told = fed(ConverseStream(), [metadata(kept=kept, **more)]).usage()
+        found = fed(ConverseStream(), [metadata(kept=kept, **more)]).usage()
         if kept < needed:
-            assert told is None
+            assert found is None
         else:
-            assert told in (Usage(4, 9, 10, 10, 100), Usage(4, 9, 10, 10, 100, tier="flex"))
+            assert found in (Usage(4, 9, 10, 10, 100), Usage(4, 9, 10, 10, 100, tier="flex"))
     assert fed(ConverseStream(), [whole]).usage().tier == "flex"
 
 
 def test_trace_after_usage_is_ignored():
-    usage, trace = json.dumps(TOLD), json.dumps(GUARDED)
+    usage, trace = json.dumps(USAGE), json.dumps(GUARDED)
     payload = f'{"x" * 500}","usage":{usage},"trace":{trace},"p":"ab"}}'.encode()
     assert fed(ConverseStream(), [Frame("event", "metadata", payload, 10**6)]).usage() == Usage(4, 9, 10, 10, 100)
 
@@ -129,16 +129,16 @@ def test_truncated_payload_without_usage_is_ignored():
 
 
 def test_openai_streams_count_cached_tokens_as_input():
-    told = {"inputTokens": 4995, "outputTokens": 19, "totalTokens": 10007, "cacheWriteInputTokens": 4993}
-    assert fed(ConverseStream("openai"), [metadata(told)]).usage() == Usage(2, 19, 0, 4993)
-    assert fed(ConverseStream("anthropic"), [metadata(told)]).usage() == Usage(4995, 19, 0, 4993)
+    usage = {"inputTokens": 4995, "outputTokens": 19, "totalTokens": 10007, "cacheWriteInputTokens": 4993}
+    assert fed(ConverseStream("openai"), [metadata(usage)]).usage() == Usage(2, 19, 0, 4993)
+    assert fed(ConverseStream("anthropic"), [metadata(usage)]).usage() == Usage(4995, 19, 0, 4993)
 
 
 def test_openai_streams_with_inconsistent_cache_count_are_believed():
-    told = {"inputTokens": 2, "outputTokens": 19, "totalTokens": 5014, "cacheReadInputTokens": 4993}
-    assert fed(ConverseStream("openai"), [metadata(told)]).usage() == Usage(2, 19, 4993)
-    told = {"inputTokens": 2, "outputTokens": 19, "totalTokens": 21}
-    assert fed(ConverseStream("openai"), [metadata(told)]).usage() == Usage(2, 19)
+    usage = {"inputTokens": 2, "outputTokens": 19, "totalTokens": 5014, "cacheReadInputTokens": 4993}
+    assert fed(ConverseStream("openai"), [metadata(usage)]).usage() == Usage(2, 19, 4993)
+    usage = {"inputTokens": 2, "outputTokens": 19, "totalTokens": 21}
+    assert fed(ConverseStream("openai"), [metadata(usage)]).usage() == Usage(2, 19)
 
 
 # ---------------------------------------------------------------- InvokeModel, by family
@@ -327,9 +327,9 @@ def test_cut_stream_never_claims_more_input_than_whole(name):
     chunks, expected = STREAMS[name]
     for length in range(len(chunks)):
         stream = fed(InvocationStream(), map(chunk, chunks[:length]))
-        told, partial = stream.usage(), stream.partial_usage()
-        if told is not None:
-            assert told == expected or length == len(chunks) - 1  # all that was missing is Bedrock's own count
+        final, partial = stream.usage(), stream.partial_usage()
+        if final is not None:
+            assert final == expected or length == len(chunks) - 1  # all that was missing is Bedrock's own count
         if partial is not None and "compacted" not in name:
             assert partial.input <= expected.input
         assert stream.estimate_output() >= 0
@@ -413,11 +413,11 @@ def test_truncated_chunk_with_metrics_suffices(text):
     document = {"response": {"text": text}, **counted(5, 90, cacheReadInputTokenCount=3)}
     whole = chunk(document)
     for kept in (*range(400), *range(400, len(whole.payload), 7), len(whole.payload)):
-        told = fed(InvocationStream(), [chunk(PLAIN_START), chunk(document, kept)]).usage()
+        found = fed(InvocationStream(), [chunk(PLAIN_START), chunk(document, kept)]).usage()
         if kept >= 300:
-            assert told == Usage(5, 90, 3)
+            assert found == Usage(5, 90, 3)
         else:
-            assert told in (None, Usage(5, 90, 3))
+            assert found in (None, Usage(5, 90, 3))
 
 
 def test_base64_with_escaped_slashes_is_decoded():

@@ -97,7 +97,7 @@ def test_workers_start_and_stop_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ending", "told"),
+    ("ending", "message"),
     [
         ('raise ConfigError(["a: is wrong", "b: too"])', "ConfigError a: is wrong"),
         ('raise PriceKeeperError("it cannot be")', "PriceKeeperError it cannot be"),
@@ -109,9 +109,9 @@ def test_workers_start_and_stop_together(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_worker_failing_to_start_stops_all_with_its_reason(tmp_path: Path, ending: str, told: str) -> None:
+def test_worker_failing_to_start_stops_all_with_its_reason(tmp_path: Path, ending: str, message: str) -> None:
     with supervised(f"    if place.number == 1:\n        {ending}\n{_WAITS}", tmp_path) as process:
-        assert line(process) == told
+        assert line(process) == message
         assert process.wait(SECONDS) == 3
         assert children(process.pid) == []
     assert (tmp_path / "log").read_text() == ""

@@ -282,9 +282,9 @@ async def test_periodic_work_keeps_interval_after_exceptions(caplog):
         tasks.run_every("sweep", 60, work)
         await clock.advance(300)
     assert work.runs == [60, 120, 180, 240, 300]
-    told = [record.getMessage() for record in crashes(caplog)]
-    assert len(told) == 3
-    assert all("sweep" in line for line in told)
+    messages = [record.getMessage() for record in crashes(caplog)]
+    assert len(messages) == 3
+    assert all("sweep" in line for line in messages)
 
 
 async def test_periodic_work_survives_unrequested_cancellation():

@@ -188,10 +188,10 @@ def test_stored_bucket_round_trips() -> None:
     assert encode_stored_bucket(read) == {name: value for name, value in put.item.items() if name != EXPIRY_ATTRIBUTE}
 
 
-@pytest.mark.parametrize("spoilt", [{"rf": None}, {"v": "1"}, {"a_cp": None}, {"a_tk": True}])
-def test_malformed_item_is_reported(spoilt: dict[str, object]) -> None:
-    item = dict(build_create(bucket(RateLimit("a", 1, 1, 1)), {}, {}, NOW).item) | spoilt
-    with pytest.raises(StoreMisconfigured, match=f"attribute {next(iter(spoilt))} .* delete the item"):
+@pytest.mark.parametrize("corrupted", [{"rf": None}, {"v": "1"}, {"a_cp": None}, {"a_tk": True}])
+def test_malformed_item_is_reported(corrupted: dict[str, object]) -> None:
+    item = dict(build_create(bucket(RateLimit("a", 1, 1, 1)), {}, {}, NOW).item) | corrupted
+    with pytest.raises(StoreMisconfigured, match=f"attribute {next(iter(corrupted))} .* delete the item"):
         parse_stored_bucket({name: value for name, value in item.items() if value is not None})
 
 

@@ -265,16 +265,16 @@ def test_public_key_is_not_accepted_as_hmac_secret(time: Time) -> None:
 
 def test_jwks_contains_public_keys_only(time: Time) -> None:
     keys = [SigningKey(alg, alg, PRIVATE[alg].public_key(), PRIVATE[alg]) for alg in PRIVATE]
-    told = TokenService([*keys, hs256()], "price-keeper", time).build_jwks()
-    assert [(key["kid"], key["alg"], key["use"]) for key in told["keys"]] == [
+    jwks = TokenService([*keys, hs256()], "price-keeper", time).build_jwks()
+    assert [(key["kid"], key["alg"], key["use"]) for key in jwks["keys"]] == [
         ("EdDSA", "EdDSA", "sig"),
         ("RS256", "RS256", "sig"),
     ]
-    assert [set(key) - {"kid", "alg", "use"} for key in told["keys"]] == [{"kty", "crv", "x"}, {"kty", "n", "e"}]
-    assert base64.urlsafe_b64encode(SECRET).decode().rstrip("=") not in json.dumps(told)
+    assert [set(key) - {"kid", "alg", "use"} for key in jwks["keys"]] == [{"kty", "crv", "x"}, {"kty", "n", "e"}]
+    assert base64.urlsafe_b64encode(SECRET).decode().rstrip("=") not in json.dumps(jwks)
     for key in keys:
         token = TokenService([key], "price-keeper", time).mint_access(ORG, "web").token
-        known = jwt.PyJWKSet.from_dict(told)[key.kid]
+        known = jwt.PyJWKSet.from_dict(jwks)[key.kid]
         assert jwt.decode(token, known, audience="price-keeper", options={"verify_exp": False, "verify_iat": False})
     assert TokenService([hs256()], "price-keeper", time).build_jwks() == {"keys": []}
 

@@ -268,9 +268,9 @@ def test_snapshot_distinguishes_unregistered_org_from_empty_settings(clock: Manu
 @pytest.mark.parametrize("is_forced", [False, True])
 async def test_status_of_unregistered_org_shows_no_serving_label(one: BudgetSidecar, is_forced: bool) -> None:
     who = new_caller()
-    standing, override = await one.budget_registry.read_status(who, forces_read=is_forced)
-    assert (standing.scope, override) == (Scope(who.org, who.app), None)
-    assert standing.find_enforced_label("premium") is None
+    state, override = await one.budget_registry.read_status(who, forces_read=is_forced)
+    assert (state.scope, override) == (Scope(who.org, who.app), None)
+    assert state.find_enforced_label("premium") is None
 
 
 async def test_forced_refresh_shows_org_registered_this_moment(one: BudgetSidecar, exact_store: Store) -> None:
@@ -278,6 +278,6 @@ async def test_forced_refresh_shows_org_registered_this_moment(one: BudgetSideca
     with pytest.raises(UnknownOrg):
         await one.decide(who)
     await put_budget(exact_store, who.org, QUOTAS)
-    standing, _ = await one.budget_registry.read_status(who, forces_read=True)
-    assert standing.find_enforced_label("premium") == "premium"
+    state, _ = await one.budget_registry.read_status(who, forces_read=True)
+    assert state.find_enforced_label("premium") == "premium"
     assert (await one.decide(who)).label == "premium"

@@ -83,9 +83,9 @@ def test_chat_total_above_sum_of_parts_is_contradictory():
 
 
 def test_event_stream_content_type_is_matched_in_any_case():
-    told = encoded("metadata", {"usage": PLAIN})
+    frame = encoded("metadata", {"usage": PLAIN})
     reader = build_reader(Operation.CONVERSE_STREAM, "anthropic", b"Application/VND.Amazon.EventStream", {})
-    reader.feed(told)
+    reader.feed(frame)
     assert reader.usage() == Usage(1, 2)
     reader = build_reader(Operation.CHAT_COMPLETIONS, "openai", b"TEXT/Event-Stream; charset=utf-8", {})
     reader.feed(b"data: %b\n\ndata: [DONE]\n\n" % json.dumps(openai(prompt_tokens=5, completion_tokens=6)).encode())
@@ -156,10 +156,10 @@ def test_converse_stream_tier_and_latency_in_headers_alone_are_read():
 
 
 def test_openai_converse_stream_keeps_uncached_input():
-    told = {"inputTokens": 5000, "outputTokens": 10, "totalTokens": 6010, "cacheReadInputTokens": 1000}
-    assert fed(ConverseStream("openai"), [metadata(told)]).usage() == Usage(5000, 10, 1000)
-    told = {"inputTokens": 1000 + CACHE_BLOCK_TOKENS, "outputTokens": 10, "cacheReadInputTokens": 1000}
-    assert fed(ConverseStream("openai"), [metadata(told)]).usage() == Usage(1000 + CACHE_BLOCK_TOKENS, 10, 1000)
+    usage = {"inputTokens": 5000, "outputTokens": 10, "totalTokens": 6010, "cacheReadInputTokens": 1000}
+    assert fed(ConverseStream("openai"), [metadata(usage)]).usage() == Usage(5000, 10, 1000)
+    usage = {"inputTokens": 1000 + CACHE_BLOCK_TOKENS, "outputTokens": 10, "cacheReadInputTokens": 1000}
+    assert fed(ConverseStream("openai"), [metadata(usage)]).usage() == Usage(1000 + CACHE_BLOCK_TOKENS, 10, 1000)
 
 
 def test_kept_chunks_are_bounded():

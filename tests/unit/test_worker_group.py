@@ -207,7 +207,7 @@ def _other(text: str, status: int = 200, checks: object = None) -> ControlDispat
 
 
 @pytest.mark.parametrize(
-    ("status", "checks", "told"),
+    ("status", "checks", "expected"),
     [
         (200, {"store": "ok"}, "ok"),
         (200, {"store": "ok", "revocation": "the store has not said"}, "revocation: the store has not said"),
@@ -216,21 +216,23 @@ def _other(text: str, status: int = 200, checks: object = None) -> ControlDispat
         (200, None, "!its response is malformed"),
     ],
 )
-async def test_readiness_of_other_workers_is_reported(tmp_path: Path, status: int, checks: object, told: str) -> None:
+async def test_readiness_of_other_workers_is_reported(
+    tmp_path: Path, status: int, checks: object, expected: str
+) -> None:
     place = WorkerSlot(0, 3, tmp_path)
     async with (
         open_control_socket(_other("", status, checks), place.socket_path(1), SystemClock()),
-        open_worker_group(place) as crew,
+        open_worker_group(place) as workers,
     ):
-        asked = crew.build_checks()
+        asked = workers.build_checks()
         assert list(asked) == ["worker 1", "worker 2"]
         with pytest.raises(WorkerUnavailable, match="its socket does not respond"):
             await asked["worker 2"]()
-        if told.startswith("!"):
-            with pytest.raises(WorkerUnavailable, match=told[1:]):
+        if expected.startswith("!"):
+            with pytest.raises(WorkerUnavailable, match=expected[1:]):
                 await asked["worker 1"]()
         else:
-            assert await asked["worker 1"]() == told
+            assert await asked["worker 1"]() == expected
 
 
 async def test_unreachable_worker_is_missing_from_metrics(tmp_path: Path) -> None:
@@ -242,9 +244,9 @@ async def test_unreachable_worker_is_missing_from_metrics(tmp_path: Path) -> Non
     path.write_text("of one that was killed")
     async with (
         open_control_socket(_other(f"{own}price_keeper_calls_open 5\n"), path, SystemClock()),
-        open_worker_group(place) as crew,
+        open_worker_group(place) as workers,
     ):
-        telemetry = build_telemetry(place, crew)
+        telemetry = build_telemetry(place, workers)
         telemetry.add(CALLS_OPEN, lambda: 4)
         build, *samples = [line for line in (await telemetry.scrape()).splitlines() if not line.startswith("#")]
         assert build.startswith('price_keeper_build_info{worker="0",')
@@ -267,17 +269,17 @@ async def test_worker_with_failing_metrics_is_not_up(tmp_path: Path) -> None:
     route = ApiRoute("GET", "/metrics", AccessLevel.PUBLIC, "/metrics", "", fails, {200: ""}, group="probes")
     async with (
         open_control_socket(ControlDispatcher([route], lambda: 0.0), place.socket_path(1), SystemClock()),
-        open_worker_group(place) as crew,
+        open_worker_group(place) as workers,
     ):
-        assert (await build_telemetry(place, crew).scrape()).splitlines()[-1] == "price_keeper_workers_up 1"
+        assert (await build_telemetry(place, workers).scrape()).splitlines()[-1] == "price_keeper_workers_up 1"
 
 
 async def test_single_process_metrics_are_unchanged() -> None:
-    async with open_worker_group(SINGLE_WORKER) as crew:
-        telemetry = build_telemetry(SINGLE_WORKER, crew)
+    async with open_worker_group(SINGLE_WORKER) as workers:
+        telemetry = build_telemetry(SINGLE_WORKER, workers)
         assert type(telemetry) is MetricsRegistry
         assert (await telemetry.scrape()).splitlines()[-1] == "price_keeper_workers_up 1"
-        assert crew.build_checks() == {}
+        assert workers.build_checks() == {}
 
 
 async def test_missing_socket_folder_is_reported(tmp_path: Path) -> None:

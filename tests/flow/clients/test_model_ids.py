@@ -64,8 +64,8 @@ def test_every_spelling_of_model_id_is_accepted(staged: ClientStage, name: str, 
     body = answer.read()
     connection.close()
     assert answer.status == 200, body
-    told = tuple(answer.headers[f"x-price-keeper-{what}"] for what in ("requested", "label", "model"))
-    assert told == (name, *NAMES[name])
+    decision = tuple(answer.headers[f"x-price-keeper-{what}"] for what in ("requested", "label", "model"))
+    assert decision == (name, *NAMES[name])
 
 
 @pytest.mark.parametrize(

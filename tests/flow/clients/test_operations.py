@@ -96,8 +96,8 @@ def check_stream(events: list[dict[str, Any]], whole: str) -> None:
     chunks = [json.loads(event["chunk"]["bytes"]) for event in events]
     text = "".join(chunk["delta"]["text"] for chunk in chunks if chunk["type"] == "content_block_delta")
     assert text == json.loads(whole)["content"][0]["text"]
-    told = chunks[-1]["amazon-bedrock-invocationMetrics"]
-    assert told["outputTokenCount"] == json.loads(whole)["usage"]["output_tokens"]
+    metrics = chunks[-1]["amazon-bedrock-invocationMetrics"]
+    assert metrics["outputTokenCount"] == json.loads(whole)["usage"]["output_tokens"]
 
 
 def check_headers(answer: dict[str, Any], requested: str) -> None:

@@ -70,8 +70,8 @@ def check_upstream(entries: list[dict[str, Any]], secrets: list[str]) -> None:
     for entry in entries:
         names = {name.lower() for name, _ in entry["headers"]}
         assert names & NEVER_UPSTREAM == set()
-        told = json.dumps(entry)
-        assert [secret for secret in secrets if secret in told] == []
+        text = json.dumps(entry)
+        assert [secret for secret in secrets if secret in text] == []
         authorization = next(value for name, value in entry["headers"] if name.lower() == "authorization")
         assert authorization.startswith(f"AWS4-HMAC-SHA256 Credential={DEFAULT_KEYS.access_key}/")
 

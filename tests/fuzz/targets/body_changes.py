@@ -42,28 +42,28 @@ WORDS = (*(b'"%b":' % name.encode() for name in NAMES), b'{"stream":true', b'"in
 def one(data: bytes) -> None:
     body = document(Reader(data), NAMES, TEXTS)
     try:
-        told = pairs(body)
+        members = pairs(body)
     except (ValueError, RecursionError):
-        told = None
-    _found(body, told)
-    _metadata(body, told)
-    _usage_asked(body, told)
-    _model_named(body, told)
+        members = None
+    _found(body, members)
+    _metadata(body, members)
+    _usage_asked(body, members)
+    _model_named(body, members)
 
 
-def _found(body: bytes, told: Any) -> None:
+def _found(body: bytes, members: Any) -> None:
     """By the parser for small bodies and by the one for large ones, at the same places; or refused by both."""
     quick = _members(body)
     with mock.patch.object(json_splice, "SMALL_BYTES", -1):
         slow = _members(body)
     same(quick, slow, "members of a small body and of a large one")
-    is_good = isinstance(told, Members) and all(len(told.all(name)) < 2 for name in KEYS)
+    is_good = isinstance(members, Members) and all(len(members.all(name)) < 2 for name in KEYS)
     same(slow is not None, is_good, "whether it is an object with each name once")
     if slow is None:
         return
-    same(slow.spans.keys(), {name for name in KEYS if told.all(name)}, "names")
+    same(slow.spans.keys(), {name for name in KEYS if members.all(name)}, "names")
     for name, span in slow.spans.items():
-        same(pairs(body[slice(*span)]), told.all(name)[0], f"the value of {name}")
+        same(pairs(body[slice(*span)]), members.all(name)[0], f"the value of {name}")
 
 
 def _members(body: bytes) -> Spans | None:
@@ -73,23 +73,23 @@ def _members(body: bytes) -> Spans | None:
         return None
 
 
-def _metadata(body: bytes, told: Any) -> None:
+def _metadata(body: bytes, members: Any) -> None:
     try:
         _, changed = add_metadata(Operation.CONVERSE, OURS, [], body)
     except InvalidRequest:
         return
-    same(pairs(changed).but(BODY_KEY), told.but(BODY_KEY), "what is not ours")
+    same(pairs(changed).but(BODY_KEY), members.but(BODY_KEY), "what is not ours")
     for view in views(changed):
         entries = view[BODY_KEY]
         same({name: entries.get(name) for name in OURS}, OURS, "who calls")
         holds(all(isinstance(value, str) for value in entries.values()), "entries that are no text")
-        given = told.all(BODY_KEY)
+        given = members.all(BODY_KEY)
         theirs = dict(given[0]) if given and isinstance(given[0], Members) else {}
         kept = {name: value for name, value in theirs.items() if not name.lower().startswith("price-keeper-")}
         same(entries, kept | OURS, "the caller's own entries")
 
 
-def _usage_asked(body: bytes, told: Any) -> None:
+def _usage_asked(body: bytes, members: Any) -> None:
     try:
         is_to_be_asked = chat_stream_usage.needs_usage_option(body)
     except InvalidRequest:
@@ -101,12 +101,12 @@ def _usage_asked(body: bytes, told: Any) -> None:
         holds(not any(streams) or all(asked), "a stream without the usage option")
         return
     changed = chat_stream_usage.add_usage_option(body)
-    same(pairs(changed).but("stream_options"), told.but("stream_options"), "what is not ours")
+    same(pairs(changed).but("stream_options"), members.but("stream_options"), "what is not ours")
     for view in views(changed):
         same(view["stream_options"]["include_usage"], True, "what is asked")
 
 
-def _model_named(body: bytes, told: Any) -> None:
+def _model_named(body: bytes, members: Any) -> None:
     request = Request(b"POST", b"/openai/v1/chat/completions", {}, frozenset())
     request.body = body
     try:
@@ -117,7 +117,7 @@ def _model_named(body: bytes, told: Any) -> None:
     with suppress(orjson.JSONDecodeError):  # half a character somewhere else, which only some readers take
         same(orjson.loads(body)["model"], asked.model, "the model that is named, to another reader")
     changed = asked.body_with_model("another", body)
-    same(pairs(changed).but("model"), told.but("model"), "what is not ours")
+    same(pairs(changed).but("model"), members.but("model"), "what is not ours")
     same(
         [json.loads(changed)["model"], *(view["model"] for view in views(changed))], ["another"] * 3, "the model put in"
     )

@@ -47,9 +47,9 @@ def one(data: bytes) -> None:
     reader = Reader(data)
     seed, stream = reader.byte(), reader.rest()
     parts = pieces(stream, seed)
-    told = [_told(each) for each in ([stream], parts)]
-    same(told[1], told[0], "usage in pieces")
-    usage = told[0][0]
+    readings = [_read(each) for each in ([stream], parts)]
+    same(readings[1], readings[0], "usage in pieces")
+    usage = readings[0][0]
     holds(usage is None or min(usage[:5]) >= 0, f"less than nothing: {usage}")
     shown = [_shown(each) for each in ([stream], parts)]
     same(_plain(shown[1]), _plain(shown[0]), "what is shown in pieces")
@@ -57,7 +57,7 @@ def one(data: bytes) -> None:
     same(_plain(shown[0]), _plain(expected), "what is shown")
 
 
-def _told(parts: list[bytes]) -> tuple[Any, ...]:
+def _read(parts: list[bytes]) -> tuple[Any, ...]:
     stream = ChatStream()
     for part in parts:
         stream.feed(part)

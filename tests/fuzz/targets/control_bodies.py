@@ -72,7 +72,7 @@ def one(data: bytes) -> None:
     try:
         value = parse_json(body)
     except ApiError as problem:
-        _is_told(problem)
+        _check_message(problem)
         return
     first, last = views(body)
     same(first, last, "the body to two readers")
@@ -130,7 +130,7 @@ def _asked(reader: Reader) -> None:
     try:
         given = parse_query(SimpleNamespace(rel_url=url), route)  # type: ignore[arg-type]
     except ApiError as problem:
-        _is_told(problem)
+        _check_message(problem)
         return
     found = parse_qsl(raw, keep_blank_values=True)
     same(given, dict(found), "the query")
@@ -141,7 +141,7 @@ def _asked(reader: Reader) -> None:
                 report_period.check_report_period(report_period.parse_report_period(given[name]), NOW)
 
 
-def _is_told(problem: ApiError) -> None:
+def _check_message(problem: ApiError) -> None:
     holds(400 <= problem.status < 500, f"a mistake of ours: {problem.status}")
     holds(problem.message.isprintable(), f"words that are none: {problem.message!r}")
 

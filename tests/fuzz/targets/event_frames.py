@@ -61,8 +61,8 @@ def one(data: bytes) -> None:
     whole, found = _watched([stream])
     split, found_split = _watched(pieces(stream, seed))
     same(found_split, found, "frames in pieces")
-    told = (whole.frames, whole.boundary, str(whole.close()))
-    same((split.frames, split.boundary, str(split.close())), told, "the stream in pieces")
+    outcome = (whole.frames, whole.boundary, str(whole.close()))
+    same((split.frames, split.boundary, str(split.close())), outcome, "the stream in pieces")
     _as_botocore_reads(stream, whole, found)
     _usage(stream, seed)
 
@@ -121,14 +121,14 @@ def _wanted(message: Any) -> list[Frame]:
 def _usage(stream: bytes, seed: int) -> None:
     """Whatever is read of it is sound, and the same in pieces; and our own frames read back as they were made."""
     for operation in (Operation.CONVERSE_STREAM, Operation.INVOKE_STREAM):
-        told = []
+        readings = []
         for parts in ([stream], pieces(stream, seed)):
             reader = build_reader(operation, "openai", b"application/vnd.amazon.eventstream", {})
             for part in parts:
                 reader.feed(part)
-            told.append((reader.usage(), reader.partial_usage(), reader.estimate_output(), reader.has_failed))
-        same(told[1], told[0], "usage in pieces")
-        for usage in told[0][:2]:
+            readings.append((reader.usage(), reader.partial_usage(), reader.estimate_output(), reader.has_failed))
+        same(readings[1], readings[0], "usage in pieces")
+        for usage in readings[0][:2]:
             holds(usage is None or min(usage[:5]) >= 0, f"less than nothing: {usage}")
     ours = encode_frame({":message-type": "exception", ":exception-type": "x"}, stream[:1000])
     same(_by_botocore(ours).payload, stream[:1000], "a frame of ours")

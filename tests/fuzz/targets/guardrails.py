@@ -65,14 +65,14 @@ def _characters(value: Any) -> int:
 def _traced(answer: bytes, seed: int, *, wrapped: int) -> None:
     kind = KINDS[wrapped % len(KINDS)]
     sent = _sent(answer, kind, wrapped)
-    told = []
+    readings = []
     for parts in ([sent], pieces(sent, seed)):
         guarded = GuardrailUsageReader(build_reader(Operation.CONVERSE, "", kind, {}), kind, 3)
         for part in parts:
             guarded.feed(part)
-        told.append((guarded.reported_and_estimated_units(100)[0], guarded.usage(), guarded.partial_usage()))
-    same(told[1], told[0], "units in pieces")
-    units = told[0][0]
+        readings.append((guarded.reported_and_estimated_units(100)[0], guarded.usage(), guarded.partial_usage()))
+    same(readings[1], readings[0], "units in pieces")
+    units = readings[0][0]
     holds(all(type(count) is int and count >= 0 for count in units.values()), f"no counts: {units}")
     if kind == KINDS[0]:
         expected = _plainly(answer)

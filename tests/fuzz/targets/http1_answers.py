@@ -96,14 +96,14 @@ def one(data: bytes) -> None:
     split, _ = run(_heard(pieces(sent, seed), is_clean_end=is_clean_end))
     for caller in (whole, split):
         _check(caller, sent, is_clean_end=is_clean_end)
-    same(_told(split), _told(whole), "the answer in pieces")
+    same(_summary(split), _summary(whole), "the answer in pieces")
     if is_pooled:
         message, end = strict_http1.answer(sent, 0, is_over=False)
         rest = sent[end:].strip(b"\r\n")  # empty lines belong to the next answer
         holds(not message.is_last and not rest, "a connection is used again that is not at an answer's end")
 
 
-def _told(caller: Caller) -> tuple[object, ...]:
+def _summary(caller: Caller) -> tuple[object, ...]:
     """Of what was cut more or less may have gone by."""
     is_whole = caller.on_end == "finished"
     return caller.status, caller.headers, caller.length, caller.on_end, caller.tapped_whole, is_whole and caller.body

@@ -65,7 +65,7 @@ def one(data: bytes) -> None:
         if not talk.is_over:
             same(len(answers), len(talk.taken), "answers")
     if is_wide:
-        same([_told(each) for each in split.taken], [_told(each) for each in whole.taken], "requests in pieces")
+        same([_summary(each) for each in split.taken], [_summary(each) for each in whole.taken], "requests in pieces")
         same((split.said, split.is_over), (whole.said, whole.is_over), "answers to pieces")
 
 
@@ -79,7 +79,7 @@ def _expected(sent: bytes) -> list[Message]:
     return found
 
 
-def _told(request: Request) -> tuple[object, ...]:
+def _summary(request: Request) -> tuple[object, ...]:
     return request.method, request.target, request.headers, request.repeated, request.body
 
 
@@ -87,7 +87,7 @@ def _same(talk: Talk, expected: list[Message]) -> None:
     """The requests that were taken are the first of those that a strict reader sees."""
     holds(
         len(talk.taken) <= len(expected),
-        f"taken, and none to a strict reader: {[_told(each) for each in talk.taken[-1:]]}",
+        f"taken, and none to a strict reader: {[_summary(each) for each in talk.taken[-1:]]}",
     )
     for taken, message in zip(talk.taken, expected, strict=False):
         same((taken.method, taken.target), message.first[:2], "the first line")

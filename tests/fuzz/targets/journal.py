@@ -49,7 +49,7 @@ def one(data: bytes) -> None:
             if reader.byte() % 4 == 3:
                 _of_strange_lines(reader, folder)
             else:
-                _of_spoilt_lines(reader, folder)
+                _with_corrupted_lines(reader, folder)
     finally:
         logging.getLogger("price_keeper.recording").disabled = False
         shutil.rmtree(folder)
@@ -82,15 +82,15 @@ class Written:
         }
 
 
-def _of_spoilt_lines(reader: Reader, folder: Path) -> None:
+def _with_corrupted_lines(reader: Reader, folder: Path) -> None:
     written = Written(reader, folder)
-    is_spoilt = False
+    is_corrupted = False
     for _ in range(reader.byte() % 4):
         paths = sorted(folder.glob(f"*{SEGMENT_SUFFIX}"))
         path = paths[reader.byte() % len(paths)]
         before = path.read_bytes()
-        path.write_bytes(_spoilt(reader, before))
-        is_spoilt |= path.read_bytes().rstrip(b"\0") != before
+        path.write_bytes(_corrupted(reader, before))
+        is_corrupted |= path.read_bytes().rstrip(b"\0") != before
     new = {
         each for path in folder.glob(f"*{SEGMENT_SUFFIX}") for each in path.read_bytes().splitlines(keepends=True)
     } - written.lines
@@ -102,7 +102,7 @@ def _of_spoilt_lines(reader: Reader, folder: Path) -> None:
         holds(
             requests == 1 and pico in allowed, f"call {call} counts {requests} times with {pico}, not one of {allowed}"
         )
-    if not is_spoilt:
+    if not is_corrupted:
         expected = {call: written.costs.get(call, guess) for call, guess in written.guesses.items()}
         same(
             {call: pico for call, (_, pico) in counted.items()},
@@ -111,7 +111,7 @@ def _of_spoilt_lines(reader: Reader, folder: Path) -> None:
         )
 
 
-def _spoilt(reader: Reader, data: bytes) -> bytes:
+def _corrupted(reader: Reader, data: bytes) -> bytes:
     at, how = reader.number(2) % (len(data) + 1), reader.byte() % 8
     if how == 0:
         return data[:at]

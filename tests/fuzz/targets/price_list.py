@@ -61,6 +61,6 @@ def one(data: bytes) -> None:
     if model is not None:
         listed = select_prices(model, products)
         if not isinstance(listed, UnclearPrices):
-            told = {product.pico for product in products}
+            prices = {product.pico for product in products}
             for table in (*listed.tiers.values(), *listed.latencies.values()):
-                holds(set(table.values()) <= told, f"prices that are not in the list: {table}")
+                holds(set(table.values()) <= prices, f"prices that are not in the list: {table}")

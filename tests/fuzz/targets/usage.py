@@ -46,9 +46,9 @@ def one(data: bytes) -> None:
     operation, format, seed = reader.pick(OPERATIONS), reader.pick(FORMATS), reader.byte()
     headers = {reader.pick(HEADERS): reader.pick(VALUES) for _ in range(reader.byte() % 3)}
     answer = document(reader, NAMES, TEXTS)
-    told = [_told(operation, format, headers, parts) for parts in ([answer], pieces(answer, seed))]
-    same(told[1], told[0], "usage in pieces")
-    usage = told[0][0]
+    readings = [_read_usage(operation, format, headers, parts) for parts in ([answer], pieces(answer, seed))]
+    same(readings[1], readings[0], "usage in pieces")
+    usage = readings[0][0]
     with suppress(orjson.JSONDecodeError):
         orjson.loads(answer)
         same(usage, _slowly(operation, format, headers, json.loads(answer)), "usage, quickly and slowly read")
@@ -56,7 +56,7 @@ def one(data: bytes) -> None:
         _can_be_kept(usage)
 
 
-def _told(operation: Operation, format: str, headers: dict[bytes, bytes], parts: list[bytes]) -> tuple[Any, ...]:
+def _read_usage(operation: Operation, format: str, headers: dict[bytes, bytes], parts: list[bytes]) -> tuple[Any, ...]:
     reader = build_reader(operation, format, b"application/json", headers)
     for part in parts:
         reader.feed(part)

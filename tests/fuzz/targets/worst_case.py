@@ -93,18 +93,18 @@ def _says_its_length(found: CostCeiling, body: dict[str, Any]) -> None:
     """Of the limits that stand in it the largest, times the number of answers, is not beyond what is paid for."""
     if not found.output_tokens:
         return
-    told, times = _caps(body, 0), 1
+    limits, times = _caps(body, 0), 1
     for name in TIMES:
         for place in (body, body.get(PLACES[2]) or {}):
             times *= place[name] if type(place.get(name)) is int else 1
-    holds(told, f"no limit is stated: {body}")
-    holds(max(told) * times <= found.output_tokens, f"{max(told)} times {times} is more than {found.output_tokens}")
+    holds(limits, f"no limit is stated: {body}")
+    holds(max(limits) * times <= found.output_tokens, f"{max(limits)} times {times} is more than {found.output_tokens}")
 
 
 def _caps(place: dict[str, Any], depth: int) -> list[int]:
-    told = [place[name] for name in CAPS if type(place.get(name)) is int]
+    limits = [place[name] for name in CAPS if type(place.get(name)) is int]
     inner = [place[name] for name in PLACES if isinstance(place.get(name), dict)] if depth < 2 else []
-    return told + [each for value in inner for each in _caps(value, depth + 1)]
+    return limits + [each for value in inner for each in _caps(value, depth + 1)]
 
 
 def _costs_no_more(found: CostCeiling, body: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import aioboto3
 from botocore.config import Config
-from telling import Call, tell, told_stream, told_whole, turn
+from telling import Call, summary_of_stream, summary_of_whole, tell, turn
 
 
 def opened(settings: dict[str, Any]) -> Call:
@@ -21,9 +21,11 @@ def opened(settings: dict[str, Any]) -> Call:
 async def _call(settings: dict[str, Any], operation: str, arguments: dict[str, Any]) -> Any:
     async with aioboto3.Session().client("bedrock-runtime", config=Config(**settings)) as client:
         if operation == "ask":
-            return told_whole(await client.converse(**turn(arguments)))
+            return summary_of_whole(await client.converse(**turn(arguments)))
         if operation == "ask_stream":
-            return told_stream([event async for event in (await client.converse_stream(**turn(arguments)))["stream"]])
+            return summary_of_stream(
+                [event async for event in (await client.converse_stream(**turn(arguments)))["stream"]]
+            )
         return await _read(operation, await getattr(client, operation)(**arguments))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import anthropic
-from telling import Call, tell, told
+from telling import Call, summary, tell
 
 MAX_TOKENS = 40
 
@@ -17,16 +17,16 @@ def opened(settings: dict[str, Any]) -> Call:
         messages = [{"role": "user", "content": arguments["text"]}]
         asked = {"model": arguments["model"], "max_tokens": MAX_TOKENS, "messages": messages}
         if operation == "ask":
-            return _told(client.messages.create(**asked))
+            return _summary(client.messages.create(**asked))
         with client.messages.stream(**asked) as stream:
-            return _told(stream.get_final_message())
+            return _summary(stream.get_final_message())
 
     return call
 
 
-def _told(message: Any) -> dict[str, Any]:
+def _summary(message: Any) -> dict[str, Any]:
     text = "".join(block.text for block in message.content)
-    return told(text, message.usage.input_tokens, message.usage.output_tokens)
+    return summary(text, message.usage.input_tokens, message.usage.output_tokens)
 
 
 if __name__ == "__main__":

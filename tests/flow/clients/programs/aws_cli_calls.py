@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from telling import Call, tell, told_whole, turn
+from telling import Call, summary_of_whole, tell, turn
 
 AWS = Path(sys.executable).parent / "aws"
 COMPLAINT = re.compile(r"An error occurred \((\w+)\) when calling the \w+ operation(?: \(.+?\))?: (.*)", re.DOTALL)
@@ -26,7 +26,7 @@ def opened(_: dict[str, Any]) -> Call:
 
 def call(operation: str, arguments: dict[str, Any]) -> Any:
     if operation == "ask":
-        return told_whole(_aws("converse", turn(arguments)))
+        return summary_of_whole(_aws("converse", turn(arguments)))
     return _aws(operation.replace("_", "-"), arguments)
 
 

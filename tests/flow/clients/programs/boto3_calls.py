@@ -6,7 +6,7 @@ from typing import Any
 
 import boto3
 from botocore.config import Config
-from telling import Call, tell, told_stream, told_whole, turn
+from telling import Call, summary_of_stream, summary_of_whole, tell, turn
 
 
 def opened(settings: dict[str, Any]) -> Call:
@@ -14,9 +14,9 @@ def opened(settings: dict[str, Any]) -> Call:
 
     def call(operation: str, arguments: dict[str, Any]) -> Any:
         if operation == "ask":
-            return told_whole(client.converse(**turn(arguments)))
+            return summary_of_whole(client.converse(**turn(arguments)))
         if operation == "ask_stream":
-            return told_stream(list(client.converse_stream(**turn(arguments))["stream"]))
+            return summary_of_stream(list(client.converse_stream(**turn(arguments))["stream"]))
         return _read(operation, getattr(client, operation)(**arguments))
 
     return call

@@ -8,7 +8,7 @@ from operator import add
 from typing import Any
 
 from langchain_aws import ChatBedrockConverse
-from telling import Call, tell, told
+from telling import Call, summary, tell
 
 
 def opened(settings: dict[str, Any]) -> Call:
@@ -21,7 +21,7 @@ def opened(settings: dict[str, Any]) -> Call:
             message = model.invoke(arguments["text"])
         else:
             message = reduce(add, model.stream(arguments["text"]))
-        return told(message.text, message.usage_metadata["input_tokens"], message.usage_metadata["output_tokens"])
+        return summary(message.text, message.usage_metadata["input_tokens"], message.usage_metadata["output_tokens"])
 
     return call
 

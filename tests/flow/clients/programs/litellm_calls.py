@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import Any
 
 import litellm
-from telling import Call, tell, told
+from telling import Call, summary, tell
 
 
 def opened(settings: dict[str, Any]) -> Call:
@@ -18,10 +18,10 @@ def opened(settings: dict[str, Any]) -> Call:
         }
         if operation == "ask":
             whole = litellm.completion(**asked)
-            return told(whole.choices[0].message.content, whole.usage.prompt_tokens, whole.usage.completion_tokens)
+            return summary(whole.choices[0].message.content, whole.usage.prompt_tokens, whole.usage.completion_tokens)
         chunks = list(litellm.completion(**asked, stream=True, stream_options={"include_usage": True}))
         text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
-        return told(text, chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens)
+        return summary(text, chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens)
 
     return call
 

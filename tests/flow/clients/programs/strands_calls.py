@@ -7,7 +7,7 @@ from typing import Any
 
 from strands import Agent, ModelRetryStrategy
 from strands.models import BedrockModel
-from telling import Call, tell, told
+from telling import Call, summary, tell
 
 
 def opened(settings: dict[str, Any]) -> Call:
@@ -17,7 +17,7 @@ def opened(settings: dict[str, Any]) -> Call:
         patience = ModelRetryStrategy(initial_delay=0)
         result = Agent(model=model, callback_handler=None, retry_strategy=patience)(arguments["text"])
         usage = result.metrics.accumulated_usage
-        return told(str(result), usage["inputTokens"], usage["outputTokens"])
+        return summary(str(result), usage["inputTokens"], usage["outputTokens"])
 
     return call
 

@@ -57,8 +57,8 @@ def described(failure: BaseException) -> dict[str, Any]:
     response = getattr(found, "response", None)
     if isinstance(response, dict):
         error, metadata = response["Error"], response.get("ResponseMetadata", {})
-        told = {"code": error["Code"], "message": error["Message"], "status": metadata.get("HTTPStatusCode")}
-        return {"kind": kind, **told, "retries": metadata.get("RetryAttempts")}
+        summary = {"code": error["Code"], "message": error["Message"], "status": metadata.get("HTTPStatusCode")}
+        return {"kind": kind, **summary, "retries": metadata.get("RetryAttempts")}
     headers = getattr(response, "headers", {})
     status = getattr(failure, "status_code", None)
     return {"kind": kind, "code": headers.get("x-amzn-errortype"), "message": str(failure)[:1000], "status": status}
@@ -76,17 +76,17 @@ def turn(arguments: dict[str, Any]) -> dict[str, Any]:
     return {"modelId": arguments["model"], "messages": messages}
 
 
-def told(text: str, input_tokens: int, output_tokens: int) -> dict[str, Any]:
+def summary(text: str, input_tokens: int, output_tokens: int) -> dict[str, Any]:
     return {"text": text, "input_tokens": input_tokens, "output_tokens": output_tokens}
 
 
-def told_whole(answer: dict[str, Any]) -> dict[str, Any]:
+def summary_of_whole(answer: dict[str, Any]) -> dict[str, Any]:
     usage = answer["usage"]
     text = "".join(block["text"] for block in answer["output"]["message"]["content"])
-    return told(text, usage["inputTokens"], usage["outputTokens"])
+    return summary(text, usage["inputTokens"], usage["outputTokens"])
 
 
-def told_stream(events: list[dict[str, Any]]) -> dict[str, Any]:
+def summary_of_stream(events: list[dict[str, Any]]) -> dict[str, Any]:
     usage = events[-1]["metadata"]["usage"]
     text = "".join(event["contentBlockDelta"]["delta"]["text"] for event in events if "contentBlockDelta" in event)
-    return told(text, usage["inputTokens"], usage["outputTokens"])
+    return summary(text, usage["inputTokens"], usage["outputTokens"])
