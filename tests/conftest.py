@@ -7,8 +7,10 @@ from functools import cache
 from pathlib import Path
 from uuid import uuid4
 
+import aiohttp
 import botocore.session
 import pytest
+from bedrock_simulator import DEFAULT_KEYS, SimulatedBedrock
 from botocore.httpsession import get_cert_path
 from price_keeper.stores.contract import Store
 
@@ -16,6 +18,7 @@ from tests.support import effort
 from tests.support import engines as known
 from tests.support.engines import Engines
 from tests.support.servers import ministack_server, moto_server
+from tests.support.simulated import BotoCaller, open_caller, simulated_bedrock
 
 effort.load_profile()
 
@@ -92,3 +95,21 @@ async def exact_store(request: pytest.FixtureRequest, engines: Engines, tmp_path
 def pk() -> str:
     """A partition of the test's own, the servers' tables being shared by all tests."""
     return f"TEST#{uuid4()}"
+
+
+@pytest.fixture
+async def simulator() -> AsyncIterator[SimulatedBedrock]:
+    async with simulated_bedrock() as running:
+        yield running
+
+
+@pytest.fixture
+async def ask_simulator(simulator: SimulatedBedrock) -> AsyncIterator[BotoCaller]:
+    async with open_caller(simulator.url) as caller:
+        yield caller
+
+
+@pytest.fixture
+async def simulator_session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {DEFAULT_KEYS.bearer}"}) as session:
+        yield session

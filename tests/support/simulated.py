@@ -17,13 +17,18 @@ from typing import Any
 import aiohttp
 import boto3
 from bedrock_simulator import DEFAULT_KEYS, Keys, simulated_bedrock
+from bedrock_simulator.guardrails import BLOCKED_TEXT
 from botocore.config import Config
 
 __all__ = [
+    "CALLING",
     "CHAT",
     "CHAT_PATH",
     "CLAUDE",
     "CLAUDE_BODY",
+    "EVERYTHING",
+    "GUARDED",
+    "JOB",
     "LONG",
     "NOVA",
     "TURN",
@@ -54,6 +59,21 @@ CHAT: dict[str, Any] = {
 }
 CHAT_PATH = "/openai/v1/chat/completions"
 LONG = "word " * 2000  # 2,500 tokens: enough to be cached
+
+EVERYTHING = TURN | {
+    "system": [{"text": LONG}, {"cachePoint": {"type": "default", "ttl": "1h"}}],
+    "serviceTier": {"type": "flex"},
+    "performanceConfig": {"latency": "optimized"},
+    "guardrailConfig": {"guardrailIdentifier": "gr1", "guardrailVersion": "1", "trace": "enabled"},
+}
+TOOL = {"toolSpec": {"name": "weather", "inputSchema": {"json": {"properties": {"city": {"type": "string"}}}}}}
+CALLING = TURN | {"toolConfig": {"tools": [TOOL], "toolChoice": {"any": {}}}}
+GUARDED = {"source": "INPUT", "content": [{"text": {"text": f"{BLOCKED_TEXT} " * 50}}]}
+JOB = {
+    "modelId": "amazon.nova-reel-v1:0",
+    "modelInput": {"prompt": "a sea"},
+    "outputDataConfig": {"s3OutputDataConfig": {"s3Uri": "s3://bucket/path"}},
+}
 
 _STARTUP_LINE = "simulated Bedrock on "
 

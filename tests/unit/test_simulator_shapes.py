@@ -3,63 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote
 
-import aiohttp
 import pytest
-from bedrock_simulator import DEFAULT_KEYS, SimulatedBedrock
-from bedrock_simulator.guardrails import BLOCKED_TEXT
 from botocore.eventstream import EventStreamBuffer
 from botocore.model import ListShape, MapShape, Shape, StructureShape
 from yarl import URL
 
 from tests.support.simulated import (
+    CALLING,
     CLAUDE,
     CLAUDE_BODY,
-    LONG,
+    EVERYTHING,
+    GUARDED,
+    JOB,
     NOVA,
     TURN,
-    BotoCaller,
-    open_caller,
     post,
     simulated_bedrock,
 )
-
-EVERYTHING = TURN | {
-    "system": [{"text": LONG}, {"cachePoint": {"type": "default", "ttl": "1h"}}],
-    "serviceTier": {"type": "flex"},
-    "performanceConfig": {"latency": "optimized"},
-    "guardrailConfig": {"guardrailIdentifier": "gr1", "guardrailVersion": "1", "trace": "enabled"},
-}
-TOOL = {"toolSpec": {"name": "weather", "inputSchema": {"json": {"properties": {"city": {"type": "string"}}}}}}
-CALLING = TURN | {"toolConfig": {"tools": [TOOL], "toolChoice": {"any": {}}}}
-GUARDED = {"source": "INPUT", "content": [{"text": {"text": f"{BLOCKED_TEXT} " * 50}}]}
-JOB = {
-    "modelId": "amazon.nova-reel-v1:0",
-    "modelInput": {"prompt": "a sea"},
-    "outputDataConfig": {"s3OutputDataConfig": {"s3Uri": "s3://bucket/path"}},
-}
-
-
-@pytest.fixture
-async def bedrock() -> AsyncIterator[SimulatedBedrock]:
-    async with simulated_bedrock() as running:
-        yield running
-
-
-@pytest.fixture
-async def ask(bedrock: SimulatedBedrock) -> AsyncIterator[BotoCaller]:
-    async with open_caller(bedrock.url) as caller:
-        yield caller
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {DEFAULT_KEYS.bearer}"}) as session:
-        yield session
-
 
 # The service's model, as far as the pinned botocore knows it.
 
@@ -100,30 +63,32 @@ def assert_fits(document: Any, shape: Shape, place: str = "") -> None:
         ("StartAsyncInvoke", "/async-invoke", JOB),
     ],
 )
-async def test_response_fits_service_model(bedrock, http, ask, operation, path, body):
-    status, _, raw = await post(http, bedrock.url + path, body)
+async def test_response_fits_service_model(simulator, simulator_session, ask_simulator, operation, path, body):
+    status, _, raw = await post(simulator_session, simulator.url + path, body)
     assert status == 200, raw
-    assert_fits(json.loads(raw), ask.client.meta.service_model.operation_model(operation).output_shape)
+    assert_fits(json.loads(raw), ask_simulator.client.meta.service_model.operation_model(operation).output_shape)
 
 
-async def test_job_responses_fit_service_model(bedrock, http, ask):
-    _, _, raw = await post(http, f"{bedrock.url}/async-invoke", JOB | {"clientRequestToken": "once"})
-    model = ask.client.meta.service_model
+async def test_job_responses_fit_service_model(simulator, simulator_session, ask_simulator):
+    _, _, raw = await post(simulator_session, f"{simulator.url}/async-invoke", JOB | {"clientRequestToken": "once"})
+    model = ask_simulator.client.meta.service_model
     for path, operation in (
         (quote(json.loads(raw)["invocationArn"], safe=""), "GetAsyncInvoke"),
         ("", "ListAsyncInvokes"),
     ):
-        async with http.get(URL(f"{bedrock.url}/async-invoke/{path}".rstrip("/"), encoded=True)) as answer:
+        async with simulator_session.get(
+            URL(f"{simulator.url}/async-invoke/{path}".rstrip("/"), encoded=True)
+        ) as answer:
             assert_fits(await answer.json(), model.operation_model(operation).output_shape)
 
 
 @pytest.mark.parametrize("body", [TURN, EVERYTHING, CALLING])
-async def test_every_converse_stream_event_fits_service_model(bedrock, http, ask, body):
-    _, headers, raw = await post(http, f"{bedrock.url}/model/{CLAUDE}/converse-stream", body)
+async def test_every_converse_stream_event_fits_service_model(simulator, simulator_session, ask_simulator, body):
+    _, headers, raw = await post(simulator_session, f"{simulator.url}/model/{CLAUDE}/converse-stream", body)
     assert headers["Content-Type"] == "application/vnd.amazon.eventstream"
     buffer = EventStreamBuffer()
     buffer.add_data(raw)
-    union = ask.client.meta.service_model.operation_model("ConverseStream").output_shape.members["stream"]
+    union = ask_simulator.client.meta.service_model.operation_model("ConverseStream").output_shape.members["stream"]
     for frame in buffer:
         assert_fits(json.loads(frame.payload), union.members[frame.headers[":event-type"]])
 
@@ -141,9 +106,13 @@ async def test_every_converse_stream_event_fits_service_model(bedrock, http, ask
         (f"/model/{NOVA}/invoke", TURN),
     ],
 )
-async def test_same_request_gets_same_bytes_from_another_simulator(bedrock, http, path, body):
+async def test_same_request_gets_same_bytes_from_another_simulator(simulator, simulator_session, path, body):
     async with simulated_bedrock() as other:
-        answers = {(await post(http, url + path, body))[2] for url in (bedrock.url, bedrock.url, other.url)}
-        changed = (await post(http, bedrock.url + path, json.loads(json.dumps(body).replace("h", "H"))))[2]
+        answers = {
+            (await post(simulator_session, url + path, body))[2] for url in (simulator.url, simulator.url, other.url)
+        }
+        changed = (await post(simulator_session, simulator.url + path, json.loads(json.dumps(body).replace("h", "H"))))[
+            2
+        ]
     assert len(answers) == 1
     assert changed not in answers
