@@ -27,12 +27,6 @@ SHOP = f"{API}/apps/shop"
 TODAY = "/aggregates/today"
 
 
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[ControlHarness]:
-    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path) as running:
-        yield running
-
-
 # Who may do what: the method, the path, the caller, and the status.
 ADMIN, ORGS_OWN, SHOPS_OWN, BOTS, OTHERS = "admin", (ORG, None), (ORG, "shop"), (ORG, "bot"), (OTHER, "shop")
 USAGE = {"request_id": "r", "label": "premium", "input_tokens": 1, "output_tokens": 1}

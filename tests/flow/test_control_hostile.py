@@ -44,12 +44,6 @@ PROFILE = {
 }
 
 
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[ControlHarness]:
-    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path) as running:
-        yield running
-
-
 # Bodies.
 
 

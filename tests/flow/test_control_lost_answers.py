@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,17 +11,10 @@ from price_keeper.control import client_endpoints
 from price_keeper.errors import StoreUnavailable
 
 from tests.support.client_secrets import raise_unavailable
-from tests.support.control_harness import API, SETTINGS, ControlHarness, open_control_harness
-from tests.support.engines import Engines
+from tests.support.control_harness import API, SETTINGS, ControlHarness
 
 SHOP = f"{API}/apps/shop"
 Lose = Callable[[int], None]
-
-
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[ControlHarness]:
-    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path) as running:
-        yield running
 
 
 @pytest.fixture

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-import pytest
 from price_keeper.stores import schema
 from price_keeper.stores.audit_log import read_records
 
-from tests.support.control_harness import API, ORG, OTHER, SETTINGS, ControlHarness, open_control_harness
-from tests.support.engines import Engines
-
-
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[ControlHarness]:
-    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path) as running:
-        yield running
+from tests.support.control_harness import API, ORG, OTHER, SETTINGS, ControlHarness
 
 
 async def test_org_is_created_then_changed_and_secret_issued_once(api: ControlHarness) -> None:

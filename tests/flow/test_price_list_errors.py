@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,17 +22,10 @@ from tests.support.price_fleet import (
     PriceFleet,
     configured,
     find_standard,
-    open_fleet,
     status,
     usd_per_1m,
 )
 from tests.support.price_list_server import list_claude
-
-
-@pytest.fixture
-async def fleet(tmp_path: Path) -> AsyncIterator[PriceFleet]:
-    async with open_fleet(tmp_path) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from price_keeper.usage import price_list_client, price_updates
@@ -21,7 +19,6 @@ from tests.support.price_fleet import (
     NOVA,
     PriceFleet,
     find_standard,
-    open_fleet,
     status,
     usd_per_1m,
 )
@@ -29,12 +26,6 @@ from tests.support.price_list_server import BEDROCK, MODELS, list_claude
 from tests.support.raw_clients import eventually
 
 BOTH_LISTS = [(BEDROCK, "us-east-1"), (MODELS, "us-east-1")]
-
-
-@pytest.fixture
-async def fleet(tmp_path: Path) -> AsyncIterator[PriceFleet]:
-    async with open_fleet(tmp_path) as opened:
-        yield opened
 
 
 @pytest.fixture

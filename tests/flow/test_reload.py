@@ -33,7 +33,7 @@ from tests.support.reloads import (
     write_labels,
 )
 from tests.support.sidecar_crashes import ORG, SECRET, SegmentCopies, SidecarSetup
-from tests.support.simulated import CLAUDE, NOVA, BedrockProcess, BotoCaller, bedrock_process
+from tests.support.simulated import CLAUDE, NOVA, BedrockProcess, BotoCaller
 from tests.support.workers import children, get, short_socket_folder, wait_until
 
 ROUNDS = 8
@@ -45,12 +45,6 @@ WORKERS = 2
 def sockets() -> Iterator[Path]:
     with short_socket_folder() as folder:
         yield folder
-
-
-@pytest.fixture
-def bedrock() -> Iterator[BedrockProcess]:
-    with bedrock_process() as running:
-        yield running
 
 
 both = pytest.mark.parametrize("lineup", [1, WORKERS], indirect=True)

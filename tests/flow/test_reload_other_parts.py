@@ -33,7 +33,6 @@ from tests.support.price_fleet import (
     LABELS,
     PriceFleet,
     find_standard,
-    open_fleet,
     status,
     usd_per_1m,
 )
@@ -114,12 +113,6 @@ async def test_name_moved_from_app_to_configuration_always_has_a_price(
 
 
 # What is known of the price list.
-
-
-@pytest.fixture
-async def fleet(tmp_path: Path) -> AsyncIterator[PriceFleet]:
-    async with open_fleet(tmp_path) as opened:
-        yield opened
 
 
 MORE = f"""{LABELS}

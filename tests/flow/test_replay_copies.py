@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,8 @@ import pytest
 from tests.flow.test_worker_journals import SLOW, requests_in
 from tests.support.commands import price_keeper
 from tests.support.sidecar_crashes import SidecarSetup
-from tests.support.simulated import BedrockProcess, bedrock_process
+from tests.support.simulated import BedrockProcess
 from tests.support.workers import WorkerProcesses, build_setup, run_workers
-
-
-@pytest.fixture
-def bedrock() -> Iterator[BedrockProcess]:
-    with bedrock_process() as running:
-        yield running
 
 
 @pytest.fixture

@@ -5,28 +5,20 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import pytest
 from price_keeper.ledger.aggregator import sum_shards
 from price_keeper.ledger.ledger_entries import Counter
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.commands import price_keeper
 from tests.support.sidecar_crashes import SCOPE, SidecarSetup
-from tests.support.simulated import BedrockProcess, bedrock_process
+from tests.support.simulated import BedrockProcess
 from tests.support.workers import build_setup, run_workers, wait_until
 
 CALLS = 60
 SLOW = {"dir": "journal", "flush_interval_secs": 300, "flush_interval_max_secs": 300}  # all of it waits in the journals
-
-
-@pytest.fixture
-def bedrock() -> Iterator[BedrockProcess]:
-    with bedrock_process() as running:
-        yield running
 
 
 def requests_in(lineup: SidecarSetup) -> int:

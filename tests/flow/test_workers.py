@@ -16,7 +16,7 @@ from price_keeper.telemetry.metrics import ALL_METRICS
 from tests.support.commands import ROOT, price_keeper, sidecar
 from tests.support.ports import free_port
 from tests.support.sidecar_crashes import SECRET
-from tests.support.simulated import DEFAULT_KEYS, BedrockProcess, bedrock_process
+from tests.support.simulated import DEFAULT_KEYS, BedrockProcess
 from tests.support.workers import (
     WorkerProcesses,
     build_setup,
@@ -34,12 +34,6 @@ ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": DEFAULT_KEYS.access_key,
     "AWS_SECRET_ACCESS_KEY": DEFAULT_KEYS.secret_key,
 }
-
-
-@pytest.fixture
-def bedrock() -> Iterator[BedrockProcess]:
-    with bedrock_process() as running:
-        yield running
 
 
 @pytest.fixture

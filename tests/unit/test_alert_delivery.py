@@ -40,11 +40,6 @@ ALERT = Alert("id-1", Scope(ORG, "my-app"), "premium", DAY.key, DAY.end, 80, 8 *
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 async def tasks(clock: ManualClock) -> AsyncIterator[Tasks]:
     async with Tasks(clock) as made:
         yield made

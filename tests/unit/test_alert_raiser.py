@@ -22,11 +22,6 @@ from tests.support.clock import ManualClock
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 async def tasks(clock: ManualClock) -> AsyncIterator[Tasks]:
     async with Tasks(clock) as made:
         yield made

@@ -25,11 +25,6 @@ QUOTAS = {"premium": 10, "standard": 5, "economy": 1}
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 async def one(tmp_path: Path, exact_store: Store, clock: ManualClock) -> AsyncIterator[BudgetSidecar]:
     async with open_budget_sidecar(tmp_path / "one", exact_store, clock) as made:
         yield made

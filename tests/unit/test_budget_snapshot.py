@@ -45,11 +45,6 @@ KIRITIMATI_DAY = "DAY#20261119"
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 async def one(tmp_path: Path, exact_store: Store, clock: ManualClock) -> AsyncIterator[BudgetSidecar]:
     async with open_budget_sidecar(tmp_path / "one", exact_store, clock) as made:
         yield made

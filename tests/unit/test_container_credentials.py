@@ -29,11 +29,6 @@ def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def store() -> MemoryStore:
     return MemoryStore()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,6 @@ from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, ItemMissing, Page, Pu
 from tests.support.recording_harness import RecordingHarness, open_recording_harness
 
 GUESS = 1000
-
-
-@pytest.fixture
-async def rec(tmp_path: Path, exact_store: Store) -> AsyncIterator[RecordingHarness]:
-    async with open_recording_harness(tmp_path / "journal", exact_store) as made:
-        yield made
 
 
 def copied(rec: RecordingHarness, name: str) -> Path:

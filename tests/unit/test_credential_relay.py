@@ -33,11 +33,6 @@ from tests.support.fake_control_service import (
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def control(clock: ManualClock) -> FakeControlService:
     return FakeControlService(clock)
 

@@ -31,11 +31,6 @@ def new(number: int) -> str:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def control(clock: ManualClock) -> FakeControlService:
     return FakeControlService(clock)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,12 +25,6 @@ from price_keeper.tasks import Tasks
 
 from tests.support.clock import ManualClock, settle
 from tests.support.recording_harness import USD, RecordingHarness, open_recording_harness
-
-
-@pytest.fixture
-async def rec(tmp_path: Path, exact_store: Store) -> AsyncIterator[RecordingHarness]:
-    async with open_recording_harness(tmp_path / "journal", exact_store) as made:
-        yield made
 
 
 async def test_recorded_calls_are_flushed_and_segment_deleted(rec: RecordingHarness) -> None:

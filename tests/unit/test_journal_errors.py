@@ -7,7 +7,7 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
@@ -29,12 +29,6 @@ from price_keeper.stores.contract import Store, Update, Write
 from tests.support.clock import ManualClock
 from tests.support.recording_harness import RecordingHarness, ScriptedFaults, open_recording_harness
 from tests.unit.test_recording_start import PWRITE, config_of
-
-
-@pytest.fixture
-async def rec(tmp_path: Path, exact_store: Store) -> AsyncIterator[RecordingHarness]:
-    async with open_recording_harness(tmp_path / "journal", exact_store) as made:
-        yield made
 
 
 def with_free(free: int) -> Callable[[int, bytes, int], int]:

@@ -17,11 +17,6 @@ class Terminal(StringIO):
         return True
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
 def shown(monkeypatch: pytest.MonkeyPatch, stream: StringIO) -> StringIO:
     monkeypatch.setattr("sys.stderr", stream)
     monkeypatch.setenv("COLUMNS", "20")

@@ -50,11 +50,6 @@ WEEK = 7 * 86_400
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def store() -> MemoryStore:
     return MemoryStore()
 

@@ -60,11 +60,6 @@ def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     use_cheap_hashes(monkeypatch)
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
 async def item_of(store: Store, scope: Scope) -> Item:
     item = await store.get(client_item_key(scope), consistent=True)
     assert item is not None

@@ -24,11 +24,6 @@ AWAY = StoreUnavailable("it is away")
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def store() -> MemoryStore:
     return MemoryStore()
 

@@ -37,11 +37,6 @@ def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     use_cheap_hashes(monkeypatch)
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
 def row_of(store: MemoryStore) -> tuple[Any, dict[str, Any]]:
     ((key, item),) = [each for each in store.items.items() if each[0].table == "secret-retrieval-tokens"]
     return key, dict(item)

@@ -32,11 +32,6 @@ from tests.support.clock import ManualClock
 QUOTAS = {"premium": 10, "standard": 5, "economy": 1}
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
 def by_default(
     folder: Path, store: Store, clock: ManualClock, **more: Any
 ) -> AbstractAsyncContextManager[BudgetSidecar]:
