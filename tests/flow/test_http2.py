@@ -8,12 +8,14 @@ import pytest
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 from hyperframe.frame import (
+    DataFrame,
     GoAwayFrame,
     PingFrame,
 )
 from price_keeper.errors import InvalidRequest, Refusal, UnknownOperation
 from price_keeper.exchange import Request, Responder
 
+from tests.fuzz.strict_http2 import frames
 from tests.support.port_harness import GatedEcho, echo, on_both_loops, open_port
 from tests.support.raw_clients import ConnectionCut, eventually, read_error_message
 
@@ -159,7 +161,7 @@ async def test_request_refused_early_is_answered_while_it_arrives() -> None:
             assert (await client.answer(number)).status == status
 
 
-# Streams that no longer exist, when the library knows it and our code does not yet.
+# Streams that end while frames of theirs, or for them, are still on their way.
 
 
 @on_both_loops
@@ -183,7 +185,7 @@ async def test_reset_stream_mid_response_leaves_others_alone() -> None:
 
 @on_both_loops
 async def test_refusal_for_stream_already_gone_is_harmless() -> None:
-    """In one packet, so that the library has forgotten the first before our code sees it."""
+    """All in one packet."""
     async with open_port(echo, body_bytes=10) as rig:
         client = await rig.connect_http2()
         gone = client.open(more=[(b"content-length", b"11")], ends=False)
@@ -191,3 +193,55 @@ async def test_refusal_for_stream_already_gone_is_harmless() -> None:
         other = client.open()
         await client.flush()
         assert (await client.answer(other)).status == 200
+
+
+@on_both_loops
+async def test_response_of_known_length_is_two_frames() -> None:
+    """Head and body; the body's frame is also the end of the stream."""
+    async with open_port(echo) as rig:
+        client = await rig.connect_http2()
+        await client.call(b"/a", b"first")
+        received = b""
+        client.open(ends=False)
+        await client.flush()
+        await client.connection.send(DataFrame(3, b"body", flags=["END_STREAM"]).serialize())
+        while not received.endswith(b"body"):
+            await client.connection.read_more()
+            received += client.connection.take_all()
+        kinds = [(frame.kind, frame.flags) for frame in frames(received) if frame.stream == 3]
+        assert kinds == [(1, 0x4), (0, 0x1)]
+
+
+@on_both_loops
+async def test_abort_before_end_of_known_length_resets_stream() -> None:
+    """All bytes were written, but nobody said that they are all: the client must not take them for a whole response."""
+
+    async def aborts(request: Request, responder: Responder) -> None:
+        responder.start(200, (), 4)
+        responder.write(b"four")
+        responder.abort()
+
+    async with open_port(aborts) as rig:
+        client = await rig.connect_http2()
+        with pytest.raises(ConnectionCut, match="reset with 2"):
+            await client.call()
+
+
+@on_both_loops
+async def test_long_head_of_response_is_continued_in_more_frames() -> None:
+    async def long(request: Request, responder: Responder) -> None:
+        responder.start(200, ((b"x", b"y" * 40_000),), 0)
+        responder.finish()
+
+    async with open_port(long) as rig:
+        client = await rig.connect_http2()
+        assert (await client.call())[b"x"] == b"y" * 40_000
+
+
+@on_both_loops
+async def test_client_that_allows_no_table_reads_responses() -> None:
+    async with open_port(echo) as rig:
+        client = await rig.connect_http2(settings={SettingCodes.HEADER_TABLE_SIZE: 0})
+        client.h2.decoder.max_allowed_table_size = 0
+        for _ in range(2):
+            assert (await client.call(b"/a", b"x")).body == b"x"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+from typing import Any
+
 import pytest
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
@@ -9,6 +13,7 @@ from hyperframe.frame import DataFrame, ExtensionFrame, Frame, HeadersFrame, Pin
 from price_keeper.errors import AccessDenied, Refusal
 from price_keeper.exchange import Request
 from price_keeper.server.http2_stream import STREAM_BYTES
+from price_keeper.server.server_limits import CONNECTION_BYTES, MAX_REMEMBERED_STREAMS
 
 from tests.support.port_harness import echo, on_both_loops, open_port
 from tests.support.raw_clients import eventually, wait_quietly
@@ -107,4 +112,41 @@ async def test_remembered_closed_streams_are_bounded() -> None:
             await client.flush()
             assert {(await client.answer(number)).status for number in numbers} == {200}
         (connection,) = rig.listener._connections
-        assert len(connection._h2._closed_streams) <= 1024  # type: ignore[attr-defined]
+        assert len(connection._closed_streams) == MAX_REMEMBERED_STREAMS  # type: ignore[attr-defined]
+
+
+@on_both_loops
+async def test_connection_with_full_tables_is_within_what_is_counted_for_it() -> None:
+    """HPACK's table and the streams of the past are part of `CONNECTION_BYTES`, which limits the connections."""
+    fields = b"".join(b"\x40\x02%c%c\x01%c" % (97 + n // 26, 97 + n % 26, 97 + n % 26) for n in range(120))
+    head, flags = b"\x83\x86\x84\x01\x04here", ["END_HEADERS", "END_STREAM"]
+    numbers = range(1, 2 * MAX_REMEMBERED_STREAMS + 2, 2)
+    blocks = {number: head if number > 1 else head + fields for number in numbers}
+    sent = b"".join(HeadersFrame(number, block, flags=flags).serialize() for number, block in blocks.items())
+
+    def has_ended(connection: Any) -> bool:
+        return getattr(connection, "_last_stream_id", 0) == numbers[-1] and not connection.open_streams
+
+    async with open_port(echo) as rig:
+        tracemalloc.start()
+        try:
+            used: list[int] = []
+            for count in (1, 20):  # the first brings what is loaded once
+                for _ in range(count):
+                    client = await rig.connect_http2()
+                    await client.connection.send(sent)
+                await eventually(lambda: all(has_ended(connection) for connection in rig.listener._connections))
+                gc.collect()
+                used.append(_count_server_bytes())
+        finally:
+            tracemalloc.stop()
+        connection: Any = next(iter(rig.listener._connections))
+        assert len(connection._decoder._table.dynamic_entries) > 100
+        assert len(connection._closed_streams) == MAX_REMEMBERED_STREAMS
+        assert 10_000 < (used[1] - used[0]) / 20 < CONNECTION_BYTES
+
+
+def _count_server_bytes() -> int:
+    """What the server's modules and hpack have allocated, of all that this process has."""
+    filters = [tracemalloc.Filter(True, "*/server/*"), tracemalloc.Filter(True, "*/hpack/*")]
+    return sum(each.size for each in tracemalloc.take_snapshot().filter_traces(filters).statistics("filename"))

@@ -235,7 +235,7 @@ async def test_ambiguous_http2_request_is_refused(what: str) -> None:
 @pytest.mark.parametrize("body", [b"", b"bod", b"body!"])
 @on_both_loops
 async def test_body_ended_by_trailers_must_match_content_length(body: bytes) -> None:
-    """The library compares the two only where data ends a stream."""
+    """Also where no data ends the stream."""
     seen: list[bytes] = []
 
     async def note(request: Request, responder: Responder) -> None:

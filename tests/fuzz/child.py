@@ -7,7 +7,7 @@ import sys
 import atheris
 
 # What is followed branch by branch: our own code, and the protocol libraries that are written in Python.
-FOLLOWED = ["price_keeper", "h2", "hpack", "hyperframe"]
+FOLLOWED = ["price_keeper", "hpack"]
 
 
 def main(name: str, options: list[str]) -> None:

@@ -14,7 +14,7 @@ from price_keeper.budgets.hard import cost_ceiling, token_bound
 from price_keeper.config import config_problems
 from price_keeper.control import control_requests as control_bodies
 from price_keeper.ledger import recovery, segment
-from price_keeper.server import http1_parser, http2, http2_stream
+from price_keeper.server import http1_parser, http2, http2_frames, http2_stream
 from price_keeper.stores import dynamodb_expressions, item_codec
 from price_keeper.upstream import chat_stream_usage, connection_pool, eventstream, json_splice, relay, request_metadata
 from price_keeper.usage import fast_parse, guardrail_usage, model_families, price_list, stream_usage
@@ -55,6 +55,12 @@ def _takes_any_length(stream: Any) -> None:
     _ENDED(stream)
 
 
+def _opens_ended_streams() -> dict[http2_frames.StreamState, dict[int, http2_frames.Effect]]:
+    ended = http2_frames.FRAME_EFFECTS[http2_frames.StreamState.ENDED]
+    opened = {**ended, http2_frames.HEADERS: http2_frames.Effect.APPLY}
+    return {**http2_frames.FRAME_EFFECTS, http2_frames.StreamState.ENDED: opened}
+
+
 MUTATIONS: dict[str, tuple[str, Spoils]] = {
     "a body without its last byte": (
         "http1_requests",
@@ -80,7 +86,7 @@ MUTATIONS: dict[str, tuple[str, Spoils]] = {
         "chat_events",
         wraps(stream_usage._EventSplitter, "feed", lambda whole: whole[: len(whole) // 2]),
     ),
-    "streams that were left": ("http2", puts(http2, "StreamIDTooLowError", KeyError)),
+    "streams that are opened twice": ("http2", puts(http2, "FRAME_EFFECTS", _opens_ended_streams())),
     "a body of any length": ("http2", puts(http2_stream.Http2Stream, "end_request", _takes_any_length)),
     "a body over HTTP/2 without its last byte": (
         "http2",

@@ -14,6 +14,7 @@ import ssl
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol, cast
 
+from price_keeper.server import http2_frames
 from price_keeper.server.http1 import Http1Connection
 from price_keeper.server.sockets import BACKLOG, get_peer_address
 from price_keeper.tasks import Tasks
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 MAX_ACCEPTS_PER_TURN = 16  # handshakes started in one loop iteration, so that those already running also progress
 ACCEPT_RETRY_SECONDS = 1.0  # pause in accepting after `accept` failed, usually because descriptors ran out
-HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # the fixed first bytes of HTTP/2; no HTTP/1.1 request starts so
+HTTP2_PREFACE = http2_frames.PREFACE  # no HTTP/1.1 request starts so
 
 _log = logging.getLogger("price_keeper.surface")
 
@@ -171,15 +172,15 @@ class ProtocolDetector(asyncio.Protocol):
         self._data += data
         prefix = self._data[: len(HTTP2_PREFACE)]
         if prefix == HTTP2_PREFACE:
-            self._hand_over(_create_http2_connection(self._listener, self._is_surplus))
+            self._hand_over(_create_http2_connection(self._listener, self._is_surplus), self._data[len(prefix) :])
         elif not HTTP2_PREFACE.startswith(prefix):
-            self._hand_over(Http1Connection(self._listener, self._is_surplus))
+            self._hand_over(Http1Connection(self._listener, self._is_surplus), self._data)
 
-    def _hand_over(self, connection: Http1Connection | Http2Connection) -> None:
+    def _hand_over(self, connection: Http1Connection | Http2Connection, data: bytes) -> None:
         self._listener.remove_connection(self)
         self._transport.set_protocol(connection)
         connection.connection_made(self._transport)
-        connection.data_received(self._data)
+        connection.data_received(data)
 
     # Called by the listener.
 
@@ -206,6 +207,6 @@ def _read_peer_address(connected_socket: socket.socket) -> str:
 
 
 def _create_http2_connection(listener: Listener, is_surplus: bool) -> Http2Connection:
-    from price_keeper.server.http2 import Http2Connection  # importing h2 would take a tenth of every start
+    from price_keeper.server.http2 import Http2Connection  # importing hpack would slow every start
 
     return Http2Connection(listener, is_surplus)

@@ -1,134 +1,89 @@
-"""HTTP/2 with prior knowledge: the asyncio protocol of a connection, over the library h2.
+"""HTTP/2 with prior knowledge: the asyncio protocol of a connection.
 
-`CountingH2Connection` counts frames one by one as they are decoded, so that a flood of resets or control frames ends
-the connection before it costs much. `Http2Connection` maps h2's events to streams (`http2_stream`); start there.
+`data_received` hands each frame to the method in `_RECEIVERS`; `http2_frames` has the wire format and the table that
+says what a frame does to its stream, `http2_headers` the header lists, and `http2_stream` a request and its response.
+Every frame is counted, so that a flood of resets or of frames that do nothing ends the connection before it costs much.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
-
-from h2 import events
-from h2.config import H2Configuration
-from h2.connection import H2Connection
-from h2.errors import ErrorCodes
-from h2.exceptions import DenialOfServiceError, H2Error, NoSuchStreamError, StreamIDTooLowError
-from h2.frame_buffer import FrameBuffer
-from h2.settings import SettingCodes, Settings
-from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, SettingsFrame
+from typing import TYPE_CHECKING, Final, cast
 
 from price_keeper.exchange import Header
+from price_keeper.server.http2_frames import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    DEFAULT_WINDOW_BYTES,
+    ENABLE_CONNECT_PROTOCOL,
+    END_HEADERS,
+    END_STREAM,
+    FRAME_EFFECTS,
+    GOAWAY,
+    HEADERS,
+    INITIAL_WINDOW_SIZE,
+    MAX_CONCURRENT_STREAMS,
+    MAX_FRAME_BYTES,
+    MAX_FRAME_SIZE,
+    MAX_HEADER_LIST_SIZE,
+    MAX_WINDOW_BYTES,
+    PING,
+    PRIORITY,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    Effect,
+    ErrorCode,
+    Frame,
+    FrameReader,
+    ProtocolViolation,
+    StreamState,
+    build_frame,
+    build_frame_header,
+    build_goaway,
+    build_headers,
+    build_reset,
+    build_settings,
+    build_window_update,
+    extract_content,
+    parse_settings,
+    parse_window_increment,
+)
+from price_keeper.server.http2_headers import (
+    EMPTY_TABLE,
+    HeaderDecoder,
+    check_trailers,
+    encode_response_head,
+)
 from price_keeper.server.http2_stream import STREAM_BYTES, Http2Stream
-from price_keeper.server.server_limits import MAX_SLICES_PER_TURN, SLICE_BYTES, FixedWindowLimit, ServerLimits
+from price_keeper.server.server_limits import (
+    FRAME_COST,
+    HEAD_COST,
+    MAX_COST_PER_TURN,
+    MAX_HEAD_FRAMES,
+    MAX_REMEMBERED_STREAMS,
+    FixedWindowLimit,
+)
 from price_keeper.server.sockets import WriteStallDetector, get_peer_address
 
 if TYPE_CHECKING:
     from price_keeper.server.listener import Listener
 
-HEADER_TABLE_BYTES = 4096  # HPACK table for sent headers, the protocol's default; h2 searches a table linearly
-
 # Small frames, mostly window updates, that a client is expected to send; more than these count as abuse.
-SMALL_FRAMES_PER_REQUEST = 4  # some clients enlarge the window of each stream as they open it
-SMALL_FRAMES_PER_FRAME = 2  # one window update for the stream and one for the connection
-BYTES_PER_WINDOW_UPDATE = 1024  # some clients send a window update for each part of a frame that they have read
-MAX_EXPECTED_SMALL_FRAMES = 10_000  # the most that a client can accumulate
-SMALL_FRAME_BYTES = 64  # a data frame below this costs as much to process as one a hundred times as large
-FRAME_HEADER_BYTES = 9
-WINDOW_BYTES = 1024 * 1024  # a body arrives in few round trips, and a stream buffers little unrequested data
-
-_log = logging.getLogger("price_keeper.surface")
-
-
-class FrameReader(FrameBuffer):
-    """Checks a frame's length as soon as its header has arrived; h2 first buffers the whole frame, up to 16 MB."""
-
-    def __next__(self) -> Frame:
-        if len(self._data) >= FRAME_HEADER_BYTES:
-            self._validate_frame_length(int.from_bytes(self._data[:3]))
-        return super().__next__()
-
-    @property
-    def header_block_bytes(self) -> int:
-        """Bytes received of a header block whose last frame has not arrived yet."""
-        return sum(len(frame.data) for frame in self._headers_buffer)
-
-    @property
-    def buffered_bytes(self) -> int:
-        return len(self._data) + self.header_block_bytes
-
-
-class CountingH2Connection(H2Connection):
-    """h2's connection, with limits on stream resets and on frames that do nothing useful. Raises DenialOfServiceError
-    from `receive_data` when one is exceeded."""
-
-    MAX_CLOSED_STREAMS = 1024  # closed streams that h2 remembers; its default of 65,536 takes 8 MB per connection
-
-    def __init__(self, limits: ServerLimits, now: Callable[[], float]) -> None:
-        super().__init__(H2Configuration(client_side=False, header_encoding=None))
-        self.received = self.incoming_buffer = FrameReader(server=True)
-        self._resets = FixedWindowLimit(limits.stream_resets, limits.window_seconds, now)
-        self._controls = FixedWindowLimit(limits.control_frames, limits.window_seconds, now)
-        self._expected_small_frames = SMALL_FRAMES_PER_REQUEST
-
-    def expect_frames_for_request(self) -> None:
-        self._expect_small_frames(SMALL_FRAMES_PER_REQUEST)
-
-    def expect_frames_for_data(self, size: int) -> None:
-        """Raises the number of small frames that the client may send, for `size` bytes of a response sent to it."""
-        self._expect_small_frames(SMALL_FRAMES_PER_FRAME + size // BYTES_PER_WINDOW_UPDATE)
-
-    def _expect_small_frames(self, frames: int) -> None:
-        self._expected_small_frames = min(self._expected_small_frames + frames, MAX_EXPECTED_SMALL_FRAMES)
-
-    def _receive_frame(self, frame: Frame) -> list[events.Event]:
-        received_events = super()._receive_frame(frame)
-        if any(type(event) is events.StreamReset for event in received_events):
-            self._require_calm(not self._resets.is_exceeded_by_one_more())
-        elif not _is_useful(frame, received_events):
-            if self._expected_small_frames:
-                self._expected_small_frames -= 1
-            else:
-                self._require_calm(not self._controls.is_exceeded_by_one_more())
-        return received_events
-
-    @staticmethod
-    def _require_calm(is_calm: bool) -> None:
-        """Stops processing, in the middle of the received data, with an error code that the client sees."""
-        if not is_calm:
-            raise DenialOfServiceError("too many frames that do nothing")
-
-    def _receive_goaway_frame(self, _: GoAwayFrame) -> tuple[list[Frame], list[events.Event]]:
-        # A client that will open no more streams still waits for the responses to its active ones.
-        return [], [events.ConnectionTerminated()]
-
-    def _receive_settings_frame(self, frame: SettingsFrame) -> tuple[list[Frame], list[events.Event]]:
-        if SettingCodes.HEADER_TABLE_SIZE in frame.settings:
-            requested = frame.settings[SettingCodes.HEADER_TABLE_SIZE]
-            frame.settings[SettingCodes.HEADER_TABLE_SIZE] = min(requested, HEADER_TABLE_BYTES)
-        return super()._receive_settings_frame(frame)
-
-    def detach(self) -> None:
-        """Called when the connection ends. Breaks the reference cycle through h2's table of frame handlers: the garbage
-        collector runs seldom, so it would hold memory for long."""
-        self._frame_dispatch_table.clear()
-
-
-def _is_useful(frame: Frame, received_events: list[events.Event]) -> bool:
-    """Whether a frame carries a request or a sensible part of its body. Headers without an event belong to a stream
-    that is closed already."""
-    if isinstance(frame, DataFrame):
-        return len(frame.data) >= SMALL_FRAME_BYTES or any(
-            type(event) is events.StreamEnded for event in received_events
-        )
-    return isinstance(frame, HeadersFrame) and bool(received_events)
+SMALL_FRAMES_PER_REQUEST: Final = 4  # some clients enlarge the window of each stream as they open it
+SMALL_FRAMES_PER_FRAME: Final = 2  # one window update for the stream and one for the connection
+BYTES_PER_WINDOW_UPDATE: Final = 1024  # some clients send a window update for each part of a frame that they have read
+MAX_EXPECTED_SMALL_FRAMES: Final = 10_000  # the most that a client can accumulate
+SMALL_FRAME_BYTES: Final = 64  # a data frame below this costs as much to process as one a hundred times as large
+WINDOW_BYTES: Final = 1024 * 1024  # a body arrives in few round trips, and a stream buffers little unrequested data
+CONNECTION_WINDOW_BYTES: Final = DEFAULT_WINDOW_BYTES + 4 * WINDOW_BYTES
 
 
 class Http2Connection(asyncio.Protocol):
-    """One client connection: maps h2's events to streams, sends their data within the client's windows, and counts the
-    memory of incomplete frames."""
+    """One client connection: the state of its streams and windows, both ways, and the limits that all of it shares."""
 
     def __init__(self, listener: Listener, is_surplus: bool = False) -> None:
         self.protocol = "h2"
@@ -136,18 +91,40 @@ class Http2Connection(asyncio.Protocol):
         self.now = listener.now
         self.limits = limits = listener.limits
         self._is_surplus = is_surplus
-        self._h2 = CountingH2Connection(limits, self.now)
-        self._streams: dict[int, Http2Stream] = {}
-        self._last_stream_id = 0
         self._is_draining = False
         self._is_closed = False
         self.is_write_paused = False
-        self._last_activity_at = listener.now()  # of the last complete frame received, or the end of a response
-        self._unread = b""  # received, and left for a later iteration of the event loop
-        self._is_yielding = False  # parsing continues in the next iteration of the event loop
-        self._buffered_bytes = 0  # memory reserved for a partial head, a partial frame and `_unread`
-        self._grown_windows: set[int] = set()  # streams whose window the last input enlarged; 0 is the connection's
         self._write_stall: WriteStallDetector | None = None  # while writing is paused or the connection closes
+        self._last_activity_at = listener.now()  # of the last complete frame received, or the end of a response
+
+        # Receiving.
+        self._reader = FrameReader()
+        # A header list a little over the limit gets an error response; one far beyond it ends the connection.
+        self._decoder = HeaderDecoder(2 * limits.head_bytes)
+        self._is_receiving = False  # frames to be sent wait until what has arrived is processed
+        self._is_yielding = False  # processing continues in the next iteration of the event loop
+        self._buffered_bytes = 0  # memory reserved for a partial head and for bytes that are not processed yet
+        self._head_frame: Frame | None = None  # the first of a head whose last frame has not arrived yet
+        self._head_pieces: list[bytes] = []  # what its frames carried
+        self._head_bytes = 0
+        self._unacknowledged_bytes = 0  # data received since the client's window for the connection was enlarged
+        self._resets = FixedWindowLimit(limits.stream_resets, limits.window_seconds, self.now)
+        self._controls = FixedWindowLimit(limits.control_frames, limits.window_seconds, self.now)
+        self._expected_small_frames = SMALL_FRAMES_PER_REQUEST
+
+        # Streams.
+        self._streams: dict[int, Http2Stream] = {}  # those that are open or half-closed
+        self._closed_streams: dict[int, StreamState] = {}  # the latest that are not, oldest first
+        self._highest_stream_id = 0  # that the client has opened
+        self._last_stream_id = 0  # that was not refused
+
+        # Sending.
+        self._unsent: list[bytes] = []
+        self._has_sent_head = False
+        self._send_window = DEFAULT_WINDOW_BYTES
+        self._initial_send_window = DEFAULT_WINDOW_BYTES  # of each new stream
+        self._max_frame_bytes = MAX_FRAME_BYTES  # of a frame to the client
+        self._grown_windows: set[int] = set()  # streams whose window the last input enlarged; 0 is the connection's
 
     # Called by the event loop.
 
@@ -156,81 +133,72 @@ class Http2Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(self.limits.write_buffer_bytes)
         self.peer = get_peer_address(transport)
         self.listener.add_connection(self, self.peer)
-        # Set as initial values so that they hold at once: if the client had to acknowledge them first, the two sides
-        # would count windows differently until then.
-        self._h2.local_settings = Settings(
-            client=False,
-            initial_values={
-                SettingCodes.MAX_CONCURRENT_STREAMS: self.limits.streams,
-                SettingCodes.INITIAL_WINDOW_SIZE: WINDOW_BYTES,
-                SettingCodes.MAX_HEADER_LIST_SIZE: self.limits.head_bytes,
-                SettingCodes.ENABLE_CONNECT_PROTOCOL: 0,
-            },
-        )
-        # A header list a little over the limit gets an error response; one far beyond it ends the connection.
-        self._h2.decoder.max_header_list_size = 2 * self.limits.head_bytes
-        self._h2.initiate_connection()
-        self._h2.increment_flow_control_window(WINDOW_BYTES * 4)
-        self._send()
+        settings = {
+            MAX_CONCURRENT_STREAMS: self.limits.streams,
+            INITIAL_WINDOW_SIZE: WINDOW_BYTES,
+            MAX_HEADER_LIST_SIZE: self.limits.head_bytes,
+            ENABLE_CONNECT_PROTOCOL: 0,
+        }
+        # Sent with the answer to the first bytes, which have arrived already.
+        self._unsent.append(build_settings(settings))
+        self._unsent.append(build_window_update(0, CONNECTION_WINDOW_BYTES - DEFAULT_WINDOW_BYTES))
         if self.listener.is_draining:
             self.drain()
 
     def connection_lost(self, _: Exception | None) -> None:
         self.listener.remove_connection(self)
         self._drop_all_streams()
-        self._h2.detach()
 
     def data_received(self, data: bytes) -> None:
+        """`data` begins behind the client's preface, which the protocol was detected by."""
         if self._is_closed:
             return
-        if len(data) <= SLICE_BYTES and not self._unread:
-            self._receive(data)
-            return
-        self._unread += data
-        if not self._is_yielding:
-            self._feed_unread()
-
-    def _feed_unread(self) -> None:
-        """Processes a few slices per loop iteration: many small frames take long, and one connection must not
-        monopolise the event loop."""
-        for _ in range(MAX_SLICES_PER_TURN):
-            piece, self._unread = self._unread[:SLICE_BYTES], self._unread[SLICE_BYTES:]
-            self._receive(piece)
-            if not self._unread or self._is_closed:
-                return
-        self._is_yielding = True
-        self._transport.pause_reading()
-        asyncio.get_running_loop().call_soon(self._resume_after_yield)
+        self._reader.feed(data)
+        if self._is_yielding:
+            self._count_buffered()
+        else:
+            self._process_received()
 
     def _resume_after_yield(self) -> None:
         self._is_yielding = False
         if self._is_closed:
             return
-        self._feed_unread()
+        self._process_received()
         if not (self._is_closed or self._is_yielding):
             self._transport.resume_reading()
 
-    def _receive(self, data: bytes) -> None:
+    def _process_received(self) -> None:
+        """Processes frames up to a cost per loop iteration: many small frames or requests take long, and one connection
+        must not monopolise the event loop."""
         self._release_buffered()  # from here it is counted as part of a request, or again at the end
+        self._is_receiving = True
+        cost = 0
         try:
-            received_events = self._h2.receive_data(data)
-            for event in received_events:
-                handle = _HANDLERS.get(type(event))
-                if handle is not None and not self._is_closed:
-                    handle(self, event)
-        except H2Error:
-            self._close()  # h2 has queued a GOAWAY frame with the reason
-            return
+            while not self._is_closed and (frame := self._reader.read_frame()) is not None:
+                self._receive(frame)
+                cost += len(frame.payload) + (HEAD_COST if frame.type == HEADERS else FRAME_COST)
+                if cost > MAX_COST_PER_TURN:
+                    self._yield_to_loop()
+                    break
+        except ProtocolViolation as violation:
+            self._close_with_error(violation.code)
+        finally:
+            self._is_receiving = False
         if self._is_closed:
             return
-        if received_events:
+        if cost:
             self._last_activity_at = self.now()
         if self._grown_windows:
             self._pump_grown()
         self._count_buffered()
-        self._send()
+        self.flush()
         if self._transport.get_write_buffer_size() > self.limits.control_backlog_bytes:
             self.abort()
+
+    def _yield_to_loop(self) -> None:
+        self._is_yielding = True
+        self._transport.pause_reading()
+        asyncio.get_running_loop().call_soon(self._resume_after_yield)
 
     @property
     def open_streams(self) -> int:
@@ -238,25 +206,23 @@ class Http2Connection(asyncio.Protocol):
 
     def _pump_grown(self) -> None:
         grown, self._grown_windows = self._grown_windows, set()
-        numbers = tuple(self._streams) if 0 in grown else grown
-        for number in numbers:
-            stream = self._streams.get(number)
+        for stream_id in tuple(self._streams) if 0 in grown else grown:
+            stream = self._streams.get(stream_id)
             if stream is not None and stream.outgoing:
-                if self._h2.outbound_flow_control_window <= 0:
+                if self._send_window <= 0:
                     return
                 stream.pump()
 
     def _count_buffered(self) -> None:
-        received = self._h2.received
-        partial_head = received.header_block_bytes
-        size = received.buffered_bytes + len(self._unread)
+        self._release_buffered()
+        size = self._reader.buffered_bytes + self._head_bytes
         if size and not self._is_closed:
             has_room = self.listener.reserve_memory(size)
             self._buffered_bytes = size
             # A head far beyond its limit, or without room in memory, gets no response. Data that is merely unread is
             # small, and a lack of room for it is reported stream by stream.
-            if partial_head > 2 * self.limits.head_bytes or (partial_head and not has_room):
-                self._close_for_abuse()
+            if self._head_bytes > 2 * self.limits.head_bytes or (self._head_bytes and not has_room):
+                self._close_with_error(ErrorCode.ENHANCE_YOUR_CALM)
 
     def _release_buffered(self) -> None:
         if self._buffered_bytes:
@@ -293,149 +259,302 @@ class Http2Connection(asyncio.Protocol):
             if stalled > self.limits.stalled_seconds:
                 self.abort()
         elif not self._streams and now - self._last_activity_at > self.limits.idle_seconds:
-            self._send_goaway(ErrorCodes.NO_ERROR)
-            self._close()
+            self._close_with_error(ErrorCode.NO_ERROR)
 
     def drain(self) -> None:
         """Sends GOAWAY, so that the client opens no more streams here, finishes the open ones, and closes."""
         self._is_draining = True
-        self._send_goaway(ErrorCodes.NO_ERROR)
+        self._unsent.append(build_goaway(self._last_stream_id, ErrorCode.NO_ERROR))
+        self.flush()
         self._close_if_done()
 
     def abort(self) -> None:
         self._is_closed = True
         self._transport.abort()
 
-    # Handlers of h2's events.
+    # Receiving. Each method returns whether the frame carried a request or a sensible part of its body.
 
-    def _on_request(self, event: events.RequestReceived) -> None:
-        if self._is_draining:
-            self._reset(event.stream_id, ErrorCodes.REFUSED_STREAM)
+    def _receive(self, frame: Frame) -> None:
+        if self._head_frame is not None and (
+            frame.type != CONTINUATION or frame.stream_id != self._head_frame.stream_id
+        ):
+            raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "nothing comes between the frames of a head")
+        receive = _RECEIVERS.get(frame.type)
+        if receive is not None and receive(self, frame):
             return
-        self._last_stream_id = event.stream_id
-        self._h2.expect_frames_for_request()
+        # Unknown types are ignored, but a flood of them is not.
+        if self._expected_small_frames:
+            self._expected_small_frames -= 1
+        else:
+            self._require_calm(self._controls)
+
+    def _require_calm(self, limit: FixedWindowLimit) -> None:
+        if limit.is_exceeded_by_one_more():
+            raise ProtocolViolation(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that do nothing")
+
+    def _expect_small_frames(self, frames: int) -> None:
+        self._expected_small_frames = min(self._expected_small_frames + frames, MAX_EXPECTED_SMALL_FRAMES)
+
+    def _find_state(self, stream_id: int) -> StreamState:
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            return StreamState.HALF_CLOSED if stream.is_input_finished else StreamState.OPEN
+        if stream_id > self._highest_stream_id or not stream_id % 2:
+            return StreamState.IDLE
+        return self._closed_streams.get(stream_id, StreamState.FORGOTTEN)
+
+    def _may_apply(self, frame: Frame) -> bool:
+        """Whether the frame may be interpreted in its stream's state; carries out what it does otherwise."""
+        effect = FRAME_EFFECTS[self._find_state(frame.stream_id)][frame.type]
+        if effect is Effect.STREAM_CLOSED:
+            self._reset_for_error(frame.stream_id, ErrorCode.STREAM_CLOSED)
+        elif effect is Effect.CONNECTION_STREAM_CLOSED:
+            raise ProtocolViolation(ErrorCode.STREAM_CLOSED, "the stream has ended")
+        elif effect is Effect.CONNECTION_PROTOCOL_ERROR:
+            raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "the frame's stream was never opened")
+        return effect is Effect.APPLY
+
+    def _reset_for_error(self, stream_id: int, code: ErrorCode) -> None:
+        """Resets a stream for a mistake of the client. It counts as if the client itself had reset the stream: else it
+        could have requests begun and abandoned without end."""
+        self._unsent.append(build_reset(stream_id, code))
+        self._drop_stream(stream_id)
+
+    def _drop_stream(self, stream_id: int) -> None:
+        """Ends a stream that either side has reset, and the request on it. A closed stream stays as it is."""
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            self._close_stream(stream_id, StreamState.RESET)
+            stream.on_disconnected()
+            self._require_calm(self._resets)
+            self._close_if_done()
+
+    def _receive_headers(self, frame: Frame) -> bool:
+        self._head_pieces.append(extract_content(frame))
+        return self._receive_head_piece(frame, frame)
+
+    def _receive_continuation(self, frame: Frame) -> bool:
+        if self._head_frame is None:
+            raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "a continuation continues a head")
+        self._head_pieces.append(frame.payload)
+        return self._receive_head_piece(self._head_frame, frame)
+
+    def _receive_head_piece(self, first: Frame, frame: Frame) -> bool:
+        if not frame.flags & END_HEADERS:
+            if len(self._head_pieces) > MAX_HEAD_FRAMES:
+                raise ProtocolViolation(ErrorCode.ENHANCE_YOUR_CALM, f"a head has at most {MAX_HEAD_FRAMES} frames")
+            self._head_frame = first._replace(payload=b"")  # it is in the pieces
+            self._head_bytes += len(self._head_pieces[-1])
+            return True
+        block = b"".join(self._head_pieces)
+        self._head_frame, self._head_pieces, self._head_bytes = None, [], 0
+        return self._receive_head(first, block)
+
+    def _receive_head(self, frame: Frame, block: bytes) -> bool:
+        """`frame` is the first of the head, `block` the header block of all its frames."""
+        stream_id = frame.stream_id
+        headers = self._decoder.decode(block)  # in any case, or the table would not be the client's any more
+        is_last = bool(frame.flags & END_STREAM)
+        if not self._may_apply(frame):
+            return False
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            self._open_stream(stream_id, headers, is_last)
+            return True
+        check_trailers(headers)
+        if not is_last:
+            raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "trailers end their stream")
+        stream.end_request()
+        return True
+
+    def _open_stream(self, stream_id: int, headers: Sequence[Header], is_last: bool) -> None:
+        if not stream_id % 2:
+            raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "a client's streams have odd ids")
+        if len(self._streams) >= self.limits.streams:
+            raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, f"a client has at most {self.limits.streams} streams")
+        self._highest_stream_id = stream_id
+        if self._is_draining:
+            self._unsent.append(build_reset(stream_id, ErrorCode.REFUSED_STREAM))
+            self._close_stream(stream_id, StreamState.RESET)
+            return
+        self._last_stream_id = stream_id
+        self._expect_small_frames(SMALL_FRAMES_PER_REQUEST)
         is_room = self.listener.reserve_memory(STREAM_BYTES)
-        stream = Http2Stream(event.stream_id, self, is_input_finished=event.stream_ended is not None)
-        self._streams[event.stream_id] = stream
+        stream = Http2Stream(stream_id, self, self._initial_send_window, is_input_finished=is_last)
+        self._streams[stream_id] = stream
         if self._is_surplus:
             stream.refuse(self.listener.too_many_connections)
             self.drain()
         else:
-            stream.take_head(event.headers or [])
-        if not is_room and event.stream_id in self._streams:  # a response would wait for a window that may never open
-            self.reset(stream, ErrorCodes.ENHANCE_YOUR_CALM)
+            stream.take_head(headers)
+        if stream_id not in self._streams:
+            return
+        if not is_room:  # a response would wait for a window that may never open
+            self.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)
             stream.on_disconnected()  # releases the memory of its head
-
-    def _on_data(self, event: events.DataReceived) -> None:
-        if event.flow_controlled_length:
-            self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-        stream = self._streams.get(event.stream_id)
-        if stream is not None and (event.data or event.stream_ended is not None):
-            stream.is_input_finished = event.stream_ended is not None
-            stream.take_data(event.data or b"")
-
-    def _on_request_end(self, event: events.StreamEnded) -> None:
-        stream = self._streams.get(event.stream_id)
-        if stream is not None:
+        elif is_last:
             stream.end_request()
 
-    def _on_stream_reset(self, event: events.StreamReset) -> None:
-        stream = self._pop_stream(event.stream_id)
-        if stream is not None:
-            stream.on_disconnected()
-        self._close_if_done()
+    def _receive_data(self, frame: Frame) -> bool:
+        stream_id = frame.stream_id
+        data = extract_content(frame)
+        is_last = bool(frame.flags & END_STREAM)
+        self._acknowledge_data(len(frame.payload))
+        if self._may_apply(frame):
+            stream = self._streams[stream_id]
+            stream.is_input_finished = is_last
+            if not is_last:
+                self._acknowledge_stream_data(stream, len(frame.payload))
+            if data:
+                stream.take_data(data)
+            if is_last and stream_id in self._streams:
+                stream.end_request()
+        return is_last or len(data) >= SMALL_FRAME_BYTES
 
-    def _on_window_update(self, event: events.WindowUpdated) -> None:
-        self._grown_windows.add(event.stream_id or 0)
+    # What has arrived is part of the memory of requests, whatever becomes of it. So it is acknowledged at once, by half
+    # windows, and a client that overruns its window gains nothing.
 
-    def _on_settings(self, _: events.RemoteSettingsChanged) -> None:
+    def _acknowledge_data(self, size: int) -> None:
+        self._unacknowledged_bytes += size
+        if self._unacknowledged_bytes >= CONNECTION_WINDOW_BYTES // 2:
+            self._unsent.append(build_window_update(0, self._unacknowledged_bytes))
+            self._unacknowledged_bytes = 0
+
+    def _acknowledge_stream_data(self, stream: Http2Stream, size: int) -> None:
+        stream.unacknowledged_bytes += size
+        if stream.unacknowledged_bytes >= WINDOW_BYTES // 2:
+            self._unsent.append(build_window_update(stream.id, stream.unacknowledged_bytes))
+            stream.unacknowledged_bytes = 0
+
+    def _receive_reset(self, frame: Frame) -> bool:
+        if not self._may_apply(frame):
+            return False
+        self._drop_stream(frame.stream_id)
+        return True  # counted already
+
+    def _receive_priority(self, _: Frame) -> bool:
+        return False  # RFC 9113 has deprecated it
+
+    def _receive_settings(self, frame: Frame) -> bool:
+        settings = parse_settings(frame)
+        if frame.flags & ACK:
+            return False
+        self._max_frame_bytes = settings.get(MAX_FRAME_SIZE, self._max_frame_bytes)
+        initial = settings.get(INITIAL_WINDOW_SIZE, self._initial_send_window)
+        grown, self._initial_send_window = initial - self._initial_send_window, initial
+        if grown:
+            for stream in self._streams.values():
+                stream.send_window += grown
+                if stream.send_window > MAX_WINDOW_BYTES:
+                    raise ProtocolViolation(ErrorCode.FLOW_CONTROL_ERROR, "a window has less than 2 GB")
         self._grown_windows.add(0)
+        self._unsent.append(build_frame(SETTINGS, ACK, 0))
+        return False
 
-    def _on_goaway(self, _: events.ConnectionTerminated) -> None:
+    def _receive_push_promise(self, _: Frame) -> bool:
+        raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "a client pushes nothing")
+
+    def _receive_ping(self, frame: Frame) -> bool:
+        if not frame.flags & ACK:
+            self._unsent.append(build_frame(PING, ACK, 0, frame.payload))
+        return False
+
+    def _receive_goaway(self, _: Frame) -> bool:
+        """A client that will open no more streams still waits for the responses to its active ones."""
         self._is_draining = True
         self._close_if_done()
+        return False
+
+    def _receive_window_update(self, frame: Frame) -> bool:
+        increment = parse_window_increment(frame)
+        stream_id = frame.stream_id
+        if not stream_id:
+            self._send_window += increment
+            if self._send_window > MAX_WINDOW_BYTES:
+                raise ProtocolViolation(ErrorCode.FLOW_CONTROL_ERROR, "a window has less than 2 GB")
+        elif self._may_apply(frame):
+            stream = self._streams[stream_id]
+            stream.send_window += increment
+            if stream.send_window > MAX_WINDOW_BYTES:
+                self._reset_for_error(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
+                return True  # counted already
+        self._grown_windows.add(stream_id)
+        return False
 
     # Called by streams.
 
-    def send_head(self, stream: Http2Stream, headers: Sequence[Header]) -> None:
-        try:
-            self._h2.send_headers(stream.id, headers)
-        except (NoSuchStreamError, StreamIDTooLowError):  # the latter if the client has opened another stream since
-            self._on_stream_lost(stream)
-        except H2Error as failure:
-            _log.error("head of an HTTP/2 response cannot be sent (%s); its stream is reset", failure)
-            stream.abort()
+    def send_head(self, stream: Http2Stream, status: int, headers: Sequence[Header], length: int | None) -> None:
+        block = encode_response_head(status, headers, length)
+        if not self._has_sent_head:
+            self._has_sent_head = True
+            block = EMPTY_TABLE + block
+        self._unsent.append(build_headers(stream.id, block, self._max_frame_bytes))
 
     def send_outgoing(self, stream: Http2Stream) -> None:
         """Sends as much of the stream's queued data as the client's windows and the transport allow, and ends the
         stream when all of a finished response is sent."""
-        unsent = 0
-        try:
-            while stream.outgoing and not self.is_write_paused:
-                window_bytes = min(self._h2.local_flow_control_window(stream.id), self._h2.max_outbound_frame_size)
-                if window_bytes <= 0:
-                    return
-                data = stream.take_outgoing(window_bytes)
-                self._h2.send_data(stream.id, data)
-                self._h2.expect_frames_for_data(len(data))
-                unsent += len(data)
-                if unsent > self.limits.write_buffer_bytes:
-                    self._send()
-                    unsent = 0
-            if stream.is_finished and not stream.outgoing:
-                self._h2.end_stream(stream.id)
-                if not stream.is_input_finished:
-                    self._reset(stream.id, ErrorCodes.NO_ERROR)  # the client need not send the rest
-                self.remove_stream(stream)
-        except NoSuchStreamError:
-            self._on_stream_lost(stream)
+        unwritten = 0
+        while stream.outgoing and not self.is_write_paused:
+            window_bytes = min(self._send_window, stream.send_window, self._max_frame_bytes)
+            if window_bytes <= 0:
+                return
+            data = stream.take_outgoing(window_bytes)
+            size = len(data)
+            self._send_window -= size
+            stream.send_window -= size
+            self._expect_small_frames(SMALL_FRAMES_PER_FRAME + size // BYTES_PER_WINDOW_UPDATE)
+            is_last = stream.is_finished and not stream.outgoing
+            self._unsent += (build_frame_header(DATA, END_STREAM if is_last else 0, stream.id, size), data)
+            if is_last:
+                self._end_stream(stream)
+                return
+            unwritten += size
+            if unwritten > self.limits.write_buffer_bytes:
+                self._write_unsent()
+                unwritten = 0
+        if stream.is_finished and not stream.outgoing:
+            self._unsent.append(build_frame(DATA, END_STREAM, stream.id))
+            self._end_stream(stream)
 
-    def reset(self, stream: Http2Stream, code: ErrorCodes) -> None:
-        self._reset(stream.id, code)
-        self.remove_stream(stream)
-
-    def remove_stream(self, stream: Http2Stream) -> None:
-        self._pop_stream(stream.id)
-        self._last_activity_at = self.now()
-        self._send()
-        self._close_if_done()
+    def reset(self, stream: Http2Stream, code: ErrorCode) -> None:
+        self._unsent.append(build_reset(stream.id, code))
+        self._remove_stream(stream, StreamState.RESET)
 
     def flush(self) -> None:
-        self._send()
+        if not self._is_receiving:
+            self._write_unsent()
 
     # Sending and closing.
 
-    def _reset(self, stream_id: int, code: ErrorCodes) -> None:
-        if not self._is_closed:
-            try:
-                self._h2.reset_stream(stream_id, code)
-            except NoSuchStreamError:
-                return
-            self._send()
+    def _end_stream(self, stream: Http2Stream) -> None:
+        if stream.is_input_finished:
+            self._remove_stream(stream, StreamState.ENDED)
+        else:
+            self.reset(stream, ErrorCode.NO_ERROR)  # the client need not send the rest
 
-    def _on_stream_lost(self, stream: Http2Stream) -> None:
-        """The client has reset the stream: h2 knows already, and its event follows."""
-        self._pop_stream(stream.id)
-        stream.on_disconnected()
+    def _remove_stream(self, stream: Http2Stream, state: StreamState) -> None:
+        self._close_stream(stream.id, state)
+        self._last_activity_at = self.now()
+        self.flush()
+        self._close_if_done()
 
-    def _pop_stream(self, stream_id: int) -> Http2Stream | None:
+    def _close_stream(self, stream_id: int, state: StreamState) -> Http2Stream | None:
+        self._closed_streams[stream_id] = state
+        if len(self._closed_streams) > MAX_REMEMBERED_STREAMS:
+            del self._closed_streams[next(iter(self._closed_streams))]
         stream = self._streams.pop(stream_id, None)
         if stream is not None:
             self.listener.release_memory(STREAM_BYTES)
         return stream
 
-    def _send(self) -> None:
-        if not self._is_closed and (data := self._h2.data_to_send()):
-            self._transport.write(data)
+    def _write_unsent(self) -> None:
+        if self._unsent:
+            unsent, self._unsent = self._unsent, []
+            if not self._is_closed:
+                self._transport.write(b"".join(unsent))
 
-    def _send_goaway(self, code: ErrorCodes) -> None:
-        # Written past h2, which would treat the connection as closed; open streams must still get their responses.
-        self._send()
-        if not self._is_closed:
-            self._transport.write(GoAwayFrame(0, last_stream_id=self._last_stream_id, error_code=code).serialize())
-
-    def _close_for_abuse(self) -> None:
-        self._send_goaway(ErrorCodes.ENHANCE_YOUR_CALM)
+    def _close_with_error(self, code: ErrorCode) -> None:
+        self._unsent.append(build_goaway(self._last_stream_id, code))
         self._close()
 
     def _close_if_done(self) -> None:
@@ -444,7 +563,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _close(self) -> None:
         if not self._is_closed:
-            self._send()
+            self._write_unsent()
             self._write_stall = WriteStallDetector(self._transport, self.now())
             self._transport.close()
             self._drop_all_streams()
@@ -452,18 +571,23 @@ class Http2Connection(asyncio.Protocol):
     def _drop_all_streams(self) -> None:
         self._is_closed = True
         self._release_buffered()
-        self._unread = b""
-        for number in tuple(self._streams):
-            if (stream := self._pop_stream(number)) is not None:
+        self._reader = FrameReader()
+        self._head_pieces = []
+        for stream_id in tuple(self._streams):
+            stream = self._close_stream(stream_id, StreamState.RESET)
+            if stream is not None:
                 stream.on_disconnected()
 
 
-_HANDLERS: dict[type, Callable[[Http2Connection, Any], None]] = {
-    events.RequestReceived: Http2Connection._on_request,
-    events.DataReceived: Http2Connection._on_data,
-    events.StreamEnded: Http2Connection._on_request_end,
-    events.StreamReset: Http2Connection._on_stream_reset,
-    events.WindowUpdated: Http2Connection._on_window_update,
-    events.RemoteSettingsChanged: Http2Connection._on_settings,
-    events.ConnectionTerminated: Http2Connection._on_goaway,
+_RECEIVERS: Final[dict[int, Callable[[Http2Connection, Frame], bool]]] = {
+    DATA: Http2Connection._receive_data,
+    HEADERS: Http2Connection._receive_headers,
+    PRIORITY: Http2Connection._receive_priority,
+    RST_STREAM: Http2Connection._receive_reset,
+    SETTINGS: Http2Connection._receive_settings,
+    PUSH_PROMISE: Http2Connection._receive_push_promise,
+    PING: Http2Connection._receive_ping,
+    GOAWAY: Http2Connection._receive_goaway,
+    WINDOW_UPDATE: Http2Connection._receive_window_update,
+    CONTINUATION: Http2Connection._receive_continuation,
 }

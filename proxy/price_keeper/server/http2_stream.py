@@ -9,33 +9,28 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from h2.errors import ErrorCodes
-
 from price_keeper.errors import InvalidRequest, Refusal, RequestTooLarge
 from price_keeper.exchange import FlowControl, Header, Request
-from price_keeper.server.request_building import (
-    SCHEMES,
-    Body,
-    append_to_body,
-    find_host_error,
-    finish_body,
-    measure_head,
-)
+from price_keeper.server.http2_frames import ErrorCode, ProtocolViolation
+from price_keeper.server.http2_headers import build_request
+from price_keeper.server.request_building import Body, append_to_body, finish_body, measure_head
 
 if TYPE_CHECKING:
     from price_keeper.server.http2 import Http2Connection
 
-_FORBIDDEN_IN_VALUES = bytes(code for code in range(0x20) if code != 0x09) + b"\x7f"
-HEADER_ENTRY_BYTES = 32  # overhead per header, as RFC 9113 counts a header list
-STREAM_BYTES = 2048  # memory of an open stream beside its request, measured: h2's state and this module's
+STREAM_BYTES = 2048  # memory of an open stream beside its request; measured: 1.7 kB
 MAX_UNSENT_BYTES = 1024 * 1024  # a client with less left to send reads an early response: Node buffers up to 10 MB
 
 
 class Http2Stream:
     """One request and its response. The response queue is `outgoing`; the connection sends it as windows allow."""
 
-    def __init__(self, stream_id: int, connection: Http2Connection, *, is_input_finished: bool) -> None:
+    def __init__(
+        self, stream_id: int, connection: Http2Connection, send_window: int, *, is_input_finished: bool
+    ) -> None:
         self.id = stream_id
+        self.send_window = send_window  # bytes that the client takes; less than none after it has shrunk its windows
+        self.unacknowledged_bytes = 0  # received since the client's window for this stream was enlarged
         self.is_input_finished = is_input_finished  # the client has ended its half of the stream
         self._connection = connection
         self._limits = connection.limits
@@ -51,6 +46,7 @@ class Http2Stream:
         self._pending_refusal: Refusal | None = None  # sent when enough of that body has been discarded
         self.outgoing: deque[bytes] = deque()
         self._outgoing_bytes = 0
+        self._unwritten_bytes: int | None = None  # of the response's body, if its length is known
         self._flow: FlowControl | None = None
         self._is_flow_paused = False
         self.has_started = False
@@ -60,8 +56,9 @@ class Http2Stream:
     # The request.
 
     def take_head(self, headers: Sequence[Header]) -> None:
+        """Raises ProtocolViolation if the list is malformed."""
         try:
-            self._request = request = _build_request(headers, self._limits.head_bytes)
+            self._request = request = build_request(headers, self._limits.head_bytes)
         except Refusal as refusal:
             self.refuse(refusal)
             return
@@ -82,6 +79,7 @@ class Http2Stream:
             self._refuse_after_discarding(length, self._build_too_large_refusal())
 
     def take_data(self, data: bytes) -> None:
+        """Raises ProtocolViolation for a body that is longer than its content-length."""
         if self._is_request_over:
             return
         if self._pending_refusal is not None:
@@ -92,8 +90,10 @@ class Http2Stream:
             if refusal is not None:
                 self.refuse(refusal)
                 return
-        self._body = append_to_body(self._body, data)
         self._body_bytes += len(data)
+        if self._announced_bytes is not None and self._body_bytes > self._announced_bytes:
+            raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "the body is longer than its content-length says")
+        self._body = append_to_body(self._body, data)
         is_room = self._reserve_memory(len(data))
         if self._body_bytes > self._limits.body_bytes:
             self.refuse(self._build_too_large_refusal())
@@ -107,10 +107,7 @@ class Http2Stream:
         if self._pending_refusal is not None:
             self.refuse(self._pending_refusal)
             return
-        if self._announced_bytes not in (
-            None,
-            self._body_bytes,
-        ):  # h2 does not check the length of a body that ends with trailers
+        if self._announced_bytes not in (None, self._body_bytes):
             self.refuse(InvalidRequest("the body is not as long as its content-length says"))
             return
         self._is_request_over = True
@@ -187,10 +184,8 @@ class Http2Stream:
         self.has_started = True
         if self.is_disconnected:
             return
-        head = [(b":status", b"%d" % status), *headers]
-        if length is not None:
-            head.append((b"content-length", b"%d" % length))
-        self._connection.send_head(self, head)
+        self._unwritten_bytes = length
+        self._connection.send_head(self, status, headers, length)
 
     def write(self, data: bytes) -> None:
         if self.is_disconnected or self.is_finished or not data or self._is_head_request:
@@ -199,6 +194,10 @@ class Http2Stream:
             self._wait_started_at = self._connection.now()
         self.outgoing.append(data)
         self._outgoing_bytes += len(data)
+        if self._unwritten_bytes is not None:
+            self._unwritten_bytes -= len(data)
+            if not self._unwritten_bytes:
+                return  # the end of the stream, which follows, leaves in the same frame
         self.pump()
 
     def flush(self) -> None:
@@ -220,7 +219,7 @@ class Http2Stream:
         if not self.is_disconnected:
             self.is_disconnected = True
             self.outgoing.clear()
-            self._connection.reset(self, ErrorCodes.INTERNAL_ERROR)
+            self._connection.reset(self, ErrorCode.INTERNAL_ERROR)
             if flow is not None:
                 flow.on_disconnected()
 
@@ -258,40 +257,3 @@ class Http2Stream:
 def _is_get(request: Request) -> bool:
     """A GET has no body, although HTTP/2 may end it in a frame of its own after the head."""
     return request.method == b"GET"
-
-
-def _build_request(headers: Sequence[Header], max_bytes: int) -> Request:
-    """Builds a request from a header list whose protocol rules h2 has checked. Checks the characters of values, the
-    size, the host, and repeated headers. Raises InvalidRequest."""
-    pseudo: dict[bytes, bytes] = {}
-    headers_by_name: dict[bytes, bytes] = {}
-    repeated: set[bytes] = set()
-    size = 0
-    for name, value in headers:
-        size += len(name) + len(value) + HEADER_ENTRY_BYTES
-        if len(value.translate(None, _FORBIDDEN_IN_VALUES)) != len(value):
-            raise InvalidRequest("a header's value has no control characters")
-        if name.startswith(b":"):
-            pseudo[name] = value
-        elif name in headers_by_name:
-            repeated.add(name)
-        else:
-            headers_by_name[name] = value
-    if size > max_bytes:
-        raise InvalidRequest(f"a request's head has at most {max_bytes} bytes")
-    if b"content-length" in repeated:
-        raise InvalidRequest("a body has one length")
-    authority = pseudo.get(b":authority")
-    if authority is not None and headers_by_name.setdefault(b"host", authority) != authority:
-        raise InvalidRequest("the headers Host and :authority differ")
-    host_error = find_host_error(headers_by_name.get(b"host", b""))
-    if host_error is not None:
-        raise InvalidRequest(host_error)
-    if b"host" in repeated:
-        raise InvalidRequest("a request has one Host header")
-    if pseudo.get(b":scheme") not in SCHEMES:
-        raise InvalidRequest("a request's scheme is http or https")
-    method, path = pseudo[b":method"], pseudo.get(b":path", b"")
-    if b" " in method + path or b"\t" in method + path:
-        raise InvalidRequest("neither a method nor a path has spaces")
-    return Request(method, path, headers_by_name, frozenset(repeated))

@@ -19,13 +19,24 @@ from typing import NamedTuple
 RESERVED_DESCRIPTORS = 256  # for the store, the journal, the control port and everything else beside the data port
 UNLIMITED_DESCRIPTORS = 65_536  # requested where the limit is "unlimited" but the system refuses that value
 MIN_LIMIT = 16  # connections, handshakes and requests, however few descriptors or little memory there is
-CONNECTION_BYTES = 32 * 1024  # memory of an idle connection; measured: 18 kB over HTTP/2
+CONNECTION_BYTES = 32 * 1024  # memory of an idle connection; measured: 4 kB over HTTP/2, 30 kB with full tables
 TLS_CONNECTION_BYTES = 64 * 1024  # memory of an idle connection over TLS; measured: 45 kB over HTTP/2
 HANDSHAKE_BYTES = 512 * 1024  # memory of a TLS handshake; measured: 327 kB after most of a long ClientHello
 CALL_BYTES = 16 * 1024  # memory of a call beside its request; measured: 15 kB with an open response stream
 SLICE_BYTES = 16 * 1024  # input is parsed in slices of this size, and limits are checked between them
 # Slices per connection and loop iteration: a slice of many tiny frames takes milliseconds, and all others wait for it.
 MAX_SLICES_PER_TURN = 4
+# What one HTTP/2 connection may have processed per loop iteration: the bytes of its frames, and a cost for each frame.
+# That is about 60 requests or 2,000 empty frames, a few milliseconds of either.
+MAX_COST_PER_TURN = SLICE_BYTES * MAX_SLICES_PER_TURN
+FRAME_COST = 32
+HEAD_COST = 1024
+MAX_HEAD_FRAMES = 64  # of one head: CONTINUATION frames without end, or without content, are an attack
+MAX_REMEMBERED_STREAMS = 128  # closed streams of a connection, to tell late frames from wrong ones
+# Header strings in Huffman's code that are remembered, for all HTTP/2 connections together: 2 MB at most. Decoding one
+# takes as long as all else about a header.
+CACHED_STRINGS = 512
+MAX_CACHED_STRING_BYTES = 1024  # a token fits
 LARGE_BLOCK_BYTES = 256 * 1024  # see `release_large_blocks`
 
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
