@@ -60,8 +60,8 @@ Each room's own part of it. None stands out, and the hashes, the parser and JSON
 LIMIT = """\
 What has been done to it, and what was tried and left, is written down: [a short way for most calls, and writes that
 go together](decisions/0018-a-short-way-for-most-calls.md), [an optional compiled
-build](decisions/0017-an-optional-compiled-build.md). Over HTTP/2 it is the protocol's library, which is pure Python,
-that takes most of the time."""
+build](decisions/0017-an-optional-compiled-build.md), [HTTP/2 frames of its
+own](decisions/0049-http2-frames-are-our-own.md)."""
 
 AGAINST_PYTHON = """\
 **How much of nginx Python can be** depends on the machine: nginx is mostly the kernel's work, and how quickly Python
