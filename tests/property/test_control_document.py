@@ -54,7 +54,7 @@ async def test_openapi_document_matches_behaviour(tmp_path: Path, places: str) -
     async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path) as api:
         wrong = api.parts.login_throttle
         for failures in (wrong._by_address, wrong._by_client, wrong._malformed):
-            failures._burst = 10**6  # or those who try keys are soon told nothing else
+            failures._capacity = 10**6 * failures._interval  # or those who try keys are soon told nothing else
         await api.put_org()
         await api.put_app()
         code, report, statuses = await _tried(api, tmp_path)
