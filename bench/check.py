@@ -4,8 +4,12 @@ Time passes by the request, not by the clock, so that as much of the work in the
 under load, and two runs count the same to a few in a thousand. What is kept is a ratio, so that it means the same with
 another build of the same Python.
 
-    python -m bench.check              fails when a request takes a tenth more than is kept
-    python -m bench.check --keep       keeps what it takes now
+A request over HTTP/1.1 is counted bare and with the headers that SDKs send, one over HTTP/2 with these headers, and of
+a stream one frame.
+
+    python -m bench.check                   fails when one of them takes a tenth more than is kept
+    python -m bench.check --keep            keeps what they take now
+    python -m bench.check request sdk       counts only these, in less time
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,9 +35,10 @@ from tests.support.clock import ManualClock
 KEPT = Path(__file__).parent / "check.json"
 TOLERATED = 0.10
 SECONDS_A_TURN = hotpath.CONNECTIONS / 20_000  # as under such a load
-WARM, TURNS = 5, 60
+WARM = 5
+TURNS = {"request": 60, "sdk": 30, "stream": 4, "http2": 10}
 ROUNDS = 50_000  # of the fixed program
-SECONDS, TRIES = 240, 3  # now and then the loop stands still within callgrind, and nobody knows why
+SECONDS, TRIES = 300, 3  # now and then the loop stands still within callgrind, and nobody knows why
 # A short one: callgrind's processor has no instructions for hashing, which of a long one would be half of everything.
 QUESTION = b'{"messages":[{"role":"user","content":[{"text":"What is to be said?"}]}]}'
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -42,19 +47,22 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 # ---------------------------------------------------------------- inside of callgrind
 
 
-def work() -> None:
-    """Dumps what the requests took, and then what the fixed program took."""
-    clock = ManualClock(SystemClock().now())  # tokens are of today
+def work(names: Sequence[str]) -> None:
+    """Dumps what each kind of traffic took, and then what the fixed program took."""
+    clock = ManualClock(SystemClock().now())
 
     async def serve(wires: hotpath.Wires) -> None:
-        for _ in range(WARM):
-            await wires.turn()
-        gc.collect()
-        _zero()
-        for _ in range(TURNS):
-            await wires.turn()
-            await clock.advance(SECONDS_A_TURN)
-        _dump()
+        for name in names:
+            await wires.open(hotpath.ALL[name])
+            asks = wires.asks(WARM + TURNS[name])
+            for each in asks[:WARM]:
+                await wires.turn(each)
+            gc.collect()
+            _zero()
+            for each in asks[WARM:]:
+                await wires.turn(each)
+                await clock.advance(SECONDS_A_TURN)
+            _dump()
         gc.collect()
         gc.disable()
         _zero()
@@ -93,16 +101,17 @@ def fixed_program() -> int:
 # ---------------------------------------------------------------- outside of it
 
 
-def measured(callgrind: str) -> tuple[float, float]:
-    """Instructions of a request, and how many rounds of the fixed program those are."""
+def measured(callgrind: str, names: Sequence[str]) -> dict[str, float]:
+    """How many rounds of the fixed program are as many instructions as each of these takes."""
     with tempfile.TemporaryDirectory() as folder:
         counts = Path(folder) / "counts"
         heeded = (f"--zero-before={ZERO}", f"--dump-before={DUMP}")
         command = [callgrind, "--tool=callgrind", *heeded, f"--callgrind-out-file={counts}"]
-        _counted([*command, sys.executable, "-m", "bench.check", "--within"], folder)
-        requests, fixed = (_total(counts.with_name(f"counts.{number}")) for number in (1, 2))
-    request = requests / (TURNS * hotpath.CONNECTIONS)
-    return request, request / (fixed / ROUNDS)
+        _counted([*command, sys.executable, "-m", "bench.check", "--within", *names], folder)
+        *totals, fixed = (_total(counts.with_name(f"counts.{number}")) for number in range(1, len(names) + 2))
+    round_instructions = fixed / ROUNDS
+    answers = [TURNS[name] * hotpath.CONNECTIONS * hotpath.ALL[name].units for name in names]
+    return {name: total / n / round_instructions for name, total, n in zip(names, totals, answers, strict=True)}
 
 
 def _counted(command: Sequence[str], folder: str) -> None:
@@ -128,41 +137,49 @@ def _total(dump: Path) -> int:
     return int(found[1])
 
 
-def checked(ratio: float) -> int:
-    kept = _known().get(PYTHON)
+def checked(ratios: Mapping[str, float]) -> int:
+    """1 if one of them is too much, or nothing is kept for it."""
+    return max(_checked(name, ratio) for name, ratio in ratios.items())
+
+
+def _checked(name: str, ratio: float) -> int:
+    kept = _known().get(PYTHON, {}).get(name)
+    taken = f"{hotpath.ALL[name].title} takes {ratio:.2f} rounds"
     if kept is None:
-        print(f"nothing is kept for CPython {PYTHON}: python -m bench.check --keep")
+        print(f"{taken}; nothing is kept for CPython {PYTHON}: python -m bench.check --keep")
         return 1
     change = ratio / kept - 1
-    print(f"kept is {kept:.1f}: {change:+.1%}; up to {TOLERATED:+.0%} is let pass")
+    print(f"{taken}; kept is {kept:.2f}: {change:+.1%}, and up to {TOLERATED:+.0%} is let pass")
     return int(change > TOLERATED)
 
 
-def keep(ratio: float) -> None:
-    KEPT.write_text(json.dumps(_known() | {PYTHON: round(ratio, 2)}, indent=2, sort_keys=True) + "\n")
+def keep(ratios: Mapping[str, float]) -> None:
+    rounded = {name: round(ratio, 2) for name, ratio in ratios.items()}
+    known = _known()
+    KEPT.write_text(json.dumps(known | {PYTHON: known.get(PYTHON, {}) | rounded}, indent=2, sort_keys=True) + "\n")
 
 
-def _known() -> dict[str, float]:
+def _known() -> dict[str, dict[str, float]]:
     return json.loads(KEPT.read_text()) if KEPT.exists() else {}
 
 
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("names", nargs="*", choices=[[], *hotpath.ALL], metavar="NAME", help=", ".join(hotpath.ALL))
     options.add_argument("--keep", action="store_true")
     options.add_argument("--within", action="store_true", help=argparse.SUPPRESS)
     chosen = options.parse_args()
+    names = chosen.names or list(hotpath.ALL)
     if chosen.within:
-        work()
+        work(names)
     callgrind = found("valgrind")
     if callgrind is None:
         print("valgrind is not here, so the instructions of the hot path are not counted (Debian's package valgrind)")
         return 0
-    request, ratio = measured(callgrind)
-    print(f"a request takes {request:,.0f} instructions, as many as {ratio:.1f} rounds of the fixed program")
+    ratios = measured(callgrind, names)
     if chosen.keep:
-        keep(ratio)
-        return 0
-    return checked(ratio)
+        keep(ratios)
+    return checked(ratios)
 
 
 if __name__ == "__main__":

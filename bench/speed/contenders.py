@@ -13,7 +13,7 @@ from pathlib import Path
 
 from price_keeper.auth.signing_keys import load_keys
 from price_keeper.auth.tokens import TokenService
-from price_keeper.clock import SystemClock
+from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import parse_config
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Value
@@ -231,9 +231,10 @@ async def prepared(path: Path) -> None:
         await store.close()
 
 
-def token(config_text: str, app: str = "shop") -> str:
+def token(config_text: str, app: str = "shop", clock: Clock | None = None) -> str:
+    """`clock` is the sidecar's, if that is not this machine's: it takes no token of its future."""
     config = parse_config(config_text, "the benchmark's", {})
-    clock = SystemClock()
+    clock = clock or SystemClock()
     tokens = TokenService(load_keys(config.auth.keys, KEEPER), config.auth.issuer, clock.now)
     return tokens.mint_access(ORG, app, 24 * 3600).token
 

@@ -31,12 +31,12 @@ def number_of(question: bytes) -> int:
     return int(question[at : at + 5])
 
 
-def answer() -> list[bytes]:
-    tokens = {"inputTokens": 412, "outputTokens": FRAMES - 4, "totalTokens": 412 + FRAMES - 4}
+def answer(frames: int = FRAMES) -> list[bytes]:
+    tokens = {"inputTokens": 412, "outputTokens": frames - 4, "totalTokens": 412 + frames - 4}
     delta = {"contentBlockIndex": 0, "delta": {"text": " some more words"}}
     return [
         _frame("messageStart", {"role": "assistant"}),
-        *[_frame("contentBlockDelta", delta)] * (FRAMES - 4),
+        *[_frame("contentBlockDelta", delta)] * (frames - 4),
         _frame("contentBlockStop", {"contentBlockIndex": 0}),
         _frame("messageStop", {"stopReason": "end_turn"}),
         _frame("metadata", {"metrics": {"latencyMs": 812}, "usage": tokens}, padded=False),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import check
+from bench import check, hotpath
 
 
 @pytest.fixture(autouse=True)
@@ -18,19 +18,27 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(("ratio", "code"), [(50.0, 0), (109.9, 0), (110.1, 1)])
 def test_tenth_more_instructions_fails_check(ratio: float, code: int) -> None:
-    check.keep(100.0)
-    assert check.checked(ratio) == code
+    check.keep({"request": 100.0})
+    assert check.checked({"request": ratio}) == code
+
+
+@pytest.mark.parametrize("slower", hotpath.ALL)
+def test_check_of_one_slower_kind_of_traffic_fails(slower: str) -> None:
+    ratios = dict.fromkeys(hotpath.ALL, 100.0)
+    check.keep(ratios)
+    assert check.checked(ratios) == 0
+    assert check.checked(ratios | {slower: 111.0}) == 1
 
 
 def test_check_without_baseline_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    assert check.checked(1.0) == 1
+    assert check.checked({"request": 1.0}) == 1
     assert "--keep" in capsys.readouterr().out
 
 
-def test_baseline_is_kept_per_python_version(kept: Path) -> None:
-    kept.write_text(json.dumps({"2.7": 12.0}))
-    check.keep(50.0)
-    assert json.loads(kept.read_text()) == {"2.7": 12.0, check.PYTHON: 50.0}
+def test_each_python_and_kind_of_traffic_has_its_own(kept: Path) -> None:
+    kept.write_text(json.dumps({"2.7": {"request": 12.0}, check.PYTHON: {"sdk": 60.0}}))
+    check.keep({"request": 50.0})
+    assert json.loads(kept.read_text()) == {"2.7": {"request": 12.0}, check.PYTHON: {"request": 50.0, "sdk": 60.0}}
 
 
 def test_callgrind_output_without_total_is_reported(tmp_path: Path) -> None:
