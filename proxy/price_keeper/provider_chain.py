@@ -1,8 +1,9 @@
 """Botocore's chain of AWS credential providers, run in a thread and limited in time.
 
 A provider reads files, calls services or runs a command, and any of these may hang. A chain that does not return is
-abandoned and replaced; at most MAX_ABANDONED chains are abandoned at once. Both the store and the Bedrock client use
-this module, so it imports only `tasks`. Start with `ProviderChain.load`.
+abandoned and replaced; at most MAX_ABANDONED chains are abandoned at once. Credentials in the environment come first in
+a chain, and need no botocore. Both the store and the Bedrock client use this module, so it imports only `tasks`. Start
+with `ProviderChain.load`.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import asyncio
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from signal import SIGKILL
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from price_keeper.tasks import DaemonThreadPool
 
@@ -42,7 +43,7 @@ class ProviderChain:
     def __init__(
         self, make: Callable[[], FindCredentials] | None = None, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._make = make or _botocore_chain
+        self._make = make or _default_chain
         self._find: FindCredentials = _LazyChain(self._make)
         self._now = now
         self._threads = DaemonThreadPool()  # its own, so that hanging providers never delay exit, as in CLI commands
@@ -114,6 +115,30 @@ class _BoundedProcess(subprocess.Popen[bytes]):
             with self, suppress(ProcessLookupError):  # leaving the block closes the pipes and waits for the process
                 os.killpg(self.pid, SIGKILL)
             raise
+
+
+class EnvironmentCredentials(NamedTuple):
+    """Credentials from environment variables, with the attributes of botocore's."""
+
+    access_key: str
+    secret_key: str
+    token: str | None
+    account_id: str | None
+
+
+def read_environment(environment: Mapping[str, str]) -> EnvironmentCredentials | None:
+    """The credentials that botocore's chain would find first. None if there are none, or only botocore can judge them:
+    incomplete ones, and those that expire."""
+    access_key, secret_key = environment.get("AWS_ACCESS_KEY_ID"), environment.get("AWS_SECRET_ACCESS_KEY")
+    if not access_key or not secret_key or environment.get("AWS_CREDENTIAL_EXPIRATION"):
+        return None
+    token = environment.get("AWS_SECURITY_TOKEN") or environment.get("AWS_SESSION_TOKEN") or None
+    return EnvironmentCredentials(access_key, secret_key, token, environment.get("AWS_ACCOUNT_ID") or None)
+
+
+def _default_chain() -> FindCredentials:
+    found = read_environment(os.environ)
+    return _botocore_chain() if found is None else lambda: found
 
 
 def _botocore_chain() -> FindCredentials:

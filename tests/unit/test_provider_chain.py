@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any
 
 import pytest
+from botocore.credentials import EnvProvider
+from botocore.exceptions import PartialCredentialsError
 from price_keeper import provider_chain
 from price_keeper.provider_chain import (
     ABANDON_AFTER_SECONDS,
@@ -20,6 +24,7 @@ from price_keeper.provider_chain import (
     FindCredentials,
     ProviderChain,
     ProviderTimeout,
+    read_environment,
 )
 
 from tests.support.clock import ManualClock
@@ -186,3 +191,54 @@ async def test_killed_credential_command_is_started_again(hanging: Path) -> None
         await chain.load()
     await asyncio.to_thread(hanging.unlink)
     assert (await chain.load()).access_key == "FROMCOMMAND"
+
+
+NAMES = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SECURITY_TOKEN",
+    "AWS_SESSION_TOKEN",
+    "AWS_ACCOUNT_ID",
+)
+
+
+@pytest.mark.parametrize("values", [*product((None, "", "given"), repeat=len(NAMES))])
+def test_environment_credentials_are_those_that_botocore_finds(values: tuple[str | None, ...]) -> None:
+    given = dict(zip(NAMES, values, strict=True))
+    environment = {name: value and f"{value}-{name}" for name, value in given.items() if value is not None}
+    try:
+        provided = EnvProvider(environment).load()
+    except PartialCredentialsError:  # which the chain still raises, since botocore judges them
+        provided = None
+    found = read_environment(environment)
+    assert (found is None) == (provided is None)
+    if found is not None:
+        assert found == tuple(provided.get_frozen_credentials())
+
+
+def test_environment_credentials_that_expire_are_left_to_botocore() -> None:
+    complete = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+    assert read_environment(complete) is not None
+    assert read_environment(complete | {"AWS_CREDENTIAL_EXPIRATION": "2030-01-01T00:00:00Z"}) is None
+
+
+async def test_incomplete_environment_credentials_are_reported_by_botocore(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY", raising=False)
+    with pytest.raises(PartialCredentialsError):
+        await ProviderChain().load()
+
+
+_LOADED = """
+import asyncio, sys
+from price_keeper.provider_chain import ProviderChain
+print(asyncio.run(ProviderChain().load()).access_key, "botocore" in sys.modules)
+"""
+
+
+def test_chain_with_environment_credentials_does_not_load_botocore() -> None:
+    environment = {**os.environ, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+    done = subprocess.run(
+        [sys.executable, "-c", _LOADED], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == ["key", "False"]
