@@ -3,9 +3,9 @@
     authenticate -> parse -> join a retry -> reserve rate limits -> select a label -> meter -> forward
 
 `RequestHandler.__call__` is one coroutine; every request runs it, over HTTP/1.1 and HTTP/2 alike. `Tasks.spawn_eager`
-runs it without a task until it first waits. With warm caches that is until the call has been written to Bedrock; a
-task then waits for the end of the response. Code that may do I/O comes after `await switch_to_task()`, because
-`asyncio.timeout` works only inside a task. Every reservation is settled or released once, whatever is raised.
+runs it without a task. With warm caches it waits once: for the end of the response. Code that may do I/O comes after
+`await switch_to_task()`, because `asyncio.timeout` works only inside a task. Every reservation is settled or released
+once, whatever is raised.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Background work: supervised asyncio tasks, and threads for work that would block the event loop.
 
 No task fails unnoticed. `Tasks.start` restarts work that crashes, `run_every` repeats an action, `spawn` runs a
-coroutine to its end, and `spawn_eager` does so without a task until it first waits; loads that callers share run in
+coroutine to its end, and `spawn_eager` does so without a task unless it asks for one; loads that callers share run in
 `single_flight`. `run_large_work` processes one large body at a time in a thread; `DaemonThreadPool` is the executor
 behind `asyncio.to_thread`, and its threads do not keep the process from exiting.
 """
@@ -14,6 +14,7 @@ import random
 from _thread import start_new_thread
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from queue import SimpleQueue
 from threading import Lock
 from types import TracebackType, coroutine
@@ -67,13 +68,24 @@ class Tasks:
         task.add_done_callback(self._supervised.discard)
 
     def spawn_eager(self, work: Coroutine[Any, Any, None]) -> None:
-        """Like `spawn`, but start to run now, and without a task until the coroutine first waits: most calls do not
-        wait before they are written to Bedrock. Until then `asyncio.timeout` does not work; see `switch_to_task`."""
+        """Like `spawn`, but start to run now, and without a task: most calls only wait for a future, the end of their
+        response, and a task would cost more than that wait. So `asyncio.timeout` works only after `switch_to_task`."""
+        self._advance(work)
+
+    def _advance(self, work: Coroutine[Any, Any, None], _: object = None) -> None:
+        """Run up to where the coroutine waits next, and have it continued when what it waits for is there."""
         try:
             pending = work.send(None)
         except StopIteration:
             return
-        self.spawn(_continue_in_task(work, pending))
+        except Exception as failure:
+            _log_failure(failure)
+            return
+        if pending is None:  # from `switch_to_task`
+            self.spawn(work)
+        else:
+            pending._asyncio_future_blocking = False  # as a task does, to tell that it has seen the future
+            pending.add_done_callback(partial(self._advance, work))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine to its end, even while the process stops. Meant for many short coroutines that handle their
@@ -143,10 +155,7 @@ def log_failure(task: asyncio.Task[Any]) -> None:
     """Log the exception of a task that ended with one."""
     failure = None if task.cancelled() else task.exception()
     if failure is not None:
-        # The exception's message is left out, because it may contain data of a caller.
-        _log.error(
-            "task failed with an unexpected %s", type(failure).__name__, extra={"where": format_traceback(failure)}
-        )
+        _log_failure(failure)
 
 
 @coroutine
@@ -155,23 +164,9 @@ def switch_to_task() -> Generator[None, None, None]:
     yield
 
 
-async def _continue_in_task(work: Coroutine[Any, Any, None], pending: Any) -> None:
-    await _continue(work, pending)
-
-
-@coroutine
-def _continue(work: Coroutine[Any, Any, None], pending: Any) -> Generator[Any, Any, None]:
-    """Await what the coroutine already awaits, then run the rest of it."""
-    try:
-        while True:
-            try:
-                yield pending
-            except BaseException as failure:
-                pending = work.throw(failure)
-            else:
-                pending = work.send(None)
-    except StopIteration:
-        pass
+def _log_failure(failure: BaseException) -> None:
+    """The exception's message is left out, because it may contain data of a caller."""
+    _log.error("task failed with an unexpected %s", type(failure).__name__, extra={"where": format_traceback(failure)})
 
 
 def _is_cancelled() -> bool:

@@ -229,7 +229,7 @@ class PortHarness:
 
     @property
     def running_requests(self) -> int:
-        return len(self.tasks._spawned)
+        return self.listener.active_requests
 
     def shrink_send_buffers(self) -> None:
         """From now on the kernel keeps little for clients that do not read."""

@@ -9,9 +9,10 @@ import weakref
 from collections.abc import Callable
 
 import pytest
-from price_keeper.tasks import Tasks
+from price_keeper.tasks import Tasks, switch_to_task
 
 from tests.support.clock import ManualClock, settle
+from tests.support.raw_clients import eventually
 
 LONGEST = 60
 
@@ -319,3 +320,65 @@ async def test_zero_interval_is_refused(interval, jitter):
     async with Tasks(ManualClock()) as tasks:
         with pytest.raises(ValueError, match="sweep"):
             tasks.run_every("sweep", interval, Script(ManualClock(), None), jitter=jitter)
+
+
+async def test_eager_work_waits_for_a_future_without_a_task() -> None:
+    loop = asyncio.get_running_loop()
+    first, second = loop.create_future(), loop.create_future()
+    seen: list[object] = []
+
+    async def work() -> None:
+        seen.append(asyncio.current_task())
+        seen.append(await first)
+        try:
+            await second
+        except ValueError as failure:
+            seen.append(str(failure))
+
+    async with Tasks(ManualClock()) as tasks:
+        before = asyncio.all_tasks()
+        tasks.spawn_eager(work())
+        first.set_result("first")
+        await settle()
+        assert asyncio.all_tasks() == before
+        second.set_exception(ValueError("second"))
+        await settle()
+    assert seen[1:] == ["first", "second"]
+
+
+async def test_eager_work_that_asks_for_a_task_has_a_time_limit() -> None:
+    released = asyncio.get_running_loop().create_future()
+    seen: list[str] = []
+
+    async def work() -> None:
+        await released
+        await switch_to_task()
+        try:
+            async with asyncio.timeout(0):
+                await asyncio.Event().wait()
+        except TimeoutError:
+            seen.append("timeout")
+
+    async with Tasks(ManualClock()) as tasks:
+        tasks.spawn_eager(work())
+        released.set_result(None)
+        await eventually(lambda: bool(seen))
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_eager_work_that_fails_is_logged_without_its_message(
+    waits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    released = asyncio.get_running_loop().create_future()
+
+    async def work() -> None:
+        if waits:
+            await released
+        raise RuntimeError("a prompt")
+
+    async with Tasks(ManualClock()) as tasks:
+        tasks.spawn_eager(work())
+        released.set_result(None)
+        await settle()
+    assert "task failed with an unexpected RuntimeError" in caplog.text
+    assert "a prompt" not in caplog.text
