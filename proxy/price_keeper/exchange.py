@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from hashlib import sha256
 from itertools import count
 from typing import Any, Protocol, TypeAlias
 
@@ -39,6 +40,7 @@ class Request:
     name is in `repeated`."""
 
     __slots__ = (
+        "_body_sha256",
         "body",
         "headers",
         "memory",
@@ -57,11 +59,20 @@ class Request:
         self.headers = headers
         self.repeated = repeated
         self.body = b""
+        self._body_sha256 = ""
         self.peer = ""  # IP address of the client; empty if unknown
         self.received_at = 0.0  # when it was complete, by the monotonic clock
         self.observer: RequestObserver | None = None
         self.memory: RequestMemory | None = None
         self.memory_bytes = 0  # reserved in `memory` for this request
+
+    def hash_body(self, body: bytes) -> str:
+        """The SHA-256 of a body that is sent, in hexadecimal digits. That of the request's own is computed once."""
+        if body is not self.body:
+            return sha256(body).hexdigest()
+        if not self._body_sha256:
+            self._body_sha256 = sha256(body).hexdigest()
+        return self._body_sha256
 
     def reserve_copies(self, copies: int) -> None:
         """Reserves memory for copies of the body that the caller is about to make. Raises Busy."""

@@ -231,6 +231,7 @@ class RequestHandler:
             selection.targets,
             selection.stats,
             request.received_at,
+            request.hash_body,
         )
         meter = self._open_meter(caller, selection, len(body), guardrail_units, pending)
         if meter.price_source:

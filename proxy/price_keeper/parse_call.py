@@ -52,7 +52,9 @@ _TOKEN: Final = re.compile(rb"[a-z0-9!#$%&'*+.^_`|~-]{1,256}")
 _HEADER_NAME_CACHE_SIZE: Final = 256
 
 _INVOCATION_ID: Final = b"amz-sdk-invocation-id"
-_VARYING_HEADERS: Final = ("accept", "content-type", "x-amzn-bedrock-")  # headers that change the response
+_MAX_PLAIN_KEY_BYTES: Final = 512  # keys are kept; a longer one is hashed
+# The first characters of the headers that change the response: Accept, Content-Type, and X-Amzn-Bedrock-...
+_VARYING_PREFIXES: Final = frozenset({"accept", "content-", "x-amzn-b"})
 
 Headers: TypeAlias = "list[tuple[str, str]]"
 
@@ -177,9 +179,10 @@ def compute_retry_key(request: Request, caller: Caller, headers: Headers) -> byt
     invocation_id = request.headers.get(_INVOCATION_ID)
     if invocation_id is None:
         return None
-    varying = sorted([header for header in headers if header[0].startswith(_VARYING_HEADERS)])
-    identity = repr((caller.client_id, request.method, request.target, invocation_id, varying)).encode()
-    return sha256(identity + sha256(request.body).digest()).digest()
+    varying = sorted([f"{name}:{value}" for name, value in headers if name[:8] in _VARYING_PREFIXES])
+    others = f"{caller.client_id}\0{request.hash_body(request.body)}\0" + "\0".join(varying)
+    identity = b"%b\0%b\0%b\0%b" % (request.method, request.target, invocation_id, others.encode())
+    return identity if len(identity) <= _MAX_PLAIN_KEY_BYTES else sha256(identity).digest()
 
 
 @lru_cache(_HEADER_NAME_CACHE_SIZE)

@@ -319,8 +319,13 @@ async def test_kept_response_is_bounded_in_time() -> None:
 # Readers of different speed.
 
 
-def readers_of(through: ForwardingHandler) -> list[Any]:
-    return through.busy_connections[0]._sink._responder._readers  # type: ignore[union-attr]
+def shared_response_of(through: ForwardingHandler) -> Any:
+    return through.busy_connections[0]._sink._responder  # type: ignore[union-attr]
+
+
+def readers_of(through: ForwardingHandler) -> tuple[Any, ...]:
+    readers: tuple[Any, ...] = shared_response_of(through)._readers
+    return readers
 
 
 LONG = random.Random(6).randbytes(3_000_000)
@@ -349,9 +354,9 @@ async def test_upstream_waits_for_slow_reader_but_not_for_stalled_one(protocol: 
                 assert seen < 2_000_000
                 while len(through.taps[0].received) == seen:  # it reads after all
                     assert await stalled.reads()
-            readers = readers_of(through)
+            shared = shared_response_of(through)
             for _ in range(10):  # at first it has read, which may be noticed late
-                if len(readers) == 3:
+                if len(shared._readers) == 3:
                     await wait_quietly()
                     await rig.pass_time(limits.MAX_STALL_SECONDS + 1)
             for answer in answers:

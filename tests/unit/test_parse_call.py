@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 
 import pytest
 from price_keeper.errors import AccessDenied, InvalidRequest, UnknownOperation
@@ -118,3 +119,10 @@ def test_duplicate_header_is_refused() -> None:
     given = Request(b"POST", b"/", {b"accept": b"a"}, frozenset({b"accept"}))
     with pytest.raises(InvalidRequest):
         select_upstream_headers(given, None)
+
+
+def test_body_that_differs_from_the_requests_own_has_its_own_hash() -> None:
+    request = Request(b"POST", b"/", {}, frozenset())
+    request.body = b"as it came"
+    for body in (request.body, b"as it is sent", request.body):
+        assert request.hash_body(body) == sha256(body).hexdigest()

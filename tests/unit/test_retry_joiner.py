@@ -8,7 +8,12 @@ import pytest
 from bedrock_simulator import event_frames
 from price_keeper.exchange import Header
 from price_keeper.upstream import retry_joiner as limits
-from price_keeper.upstream.retry_joiner import CALL_OVERHEAD_BYTES, HEADER_OVERHEAD_BYTES, RetryJoiner, SharedResponse
+from price_keeper.upstream.retry_joiner import (
+    CALL_OVERHEAD_BYTES,
+    PIECE_OVERHEAD_BYTES,
+    RetryJoiner,
+    SharedResponse,
+)
 
 
 class Nobody:
@@ -36,7 +41,7 @@ class Nobody:
 
 
 def test_kept_responses_are_bounded_and_oldest_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_TOTAL_BYTES", 20 * (CALL_OVERHEAD_BYTES + 1064))
+    monkeypatch.setattr(limits, "MAX_TOTAL_BYTES", 20 * (CALL_OVERHEAD_BYTES + 1000 + 2 * PIECE_OVERHEAD_BYTES))
     joining = RetryJoiner(lambda: 0.0)
 
     def call(key: int) -> SharedResponse:
@@ -62,7 +67,10 @@ def test_kept_responses_are_bounded_and_oldest_evicted(monkeypatch: pytest.Monke
         shared.abort()
     joining.now = lambda: limits.RESPONSE_TTL_SECONDS + 1
     call(1).finish()
-    assert (list(joining._calls), joining.kept_bytes) == ([1], CALL_OVERHEAD_BYTES + 1064)
+    assert (list(joining._calls), joining.kept_bytes) == (
+        [1],
+        CALL_OVERHEAD_BYTES + 1000 + 2 * PIECE_OVERHEAD_BYTES,
+    )
 
 
 def test_random_use_keeps_byte_count_exact() -> None:
@@ -120,13 +128,32 @@ def test_headers_count_as_kept_bytes() -> None:
     joining = RetryJoiner(lambda: 0.0)
     head = [(b"x-long", b"y" * 5000)] * 10
     finished(joining, 1, head, b"body")
-    assert (
-        joining.kept_bytes
-        == CALL_OVERHEAD_BYTES + 10 * (5006 + HEADER_OVERHEAD_BYTES) + 4 + limits.PIECE_OVERHEAD_BYTES
-    )
+    packed = 10 * (len("x-long") + 5000) + 19  # and what parts them
+    assert joining.kept_bytes == CALL_OVERHEAD_BYTES + packed + 4 + 2 * PIECE_OVERHEAD_BYTES
     too_long = [(b"x-long", b"y" * limits.MAX_RESPONSE_BYTES)]
     finished(joining, 2, too_long)
     assert list(joining._calls) == [1]
+
+
+class HeadRecorder(Nobody):
+    def start(self, *head: object) -> None:
+        self.head = head
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [(b"x-empty", b"")],
+        [(b"content-type", b"a: b, c"), (b"x-twice", b" 1 "), (b"x-twice", b""), (b"x", b"\xff:")],
+    ],
+)
+def test_joined_response_has_the_same_head(headers: list[Header]) -> None:
+    joining = RetryJoiner(lambda: 0.0)
+    finished(joining, 1, headers, b"body")
+    late = HeadRecorder()
+    assert joining.join(1, late)
+    assert late.head == (200, headers, None)
 
 
 async def test_old_responses_expire_without_new_calls() -> None:

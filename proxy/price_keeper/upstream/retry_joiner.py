@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from itertools import chain
 
 from price_keeper.exchange import FlowControl, Header, Responder
 
 MAX_RESPONSE_BYTES = 1024 * 1024  # of one response; a longer one cannot be joined any more
-MAX_TOTAL_BYTES = 32 * 1024 * 1024  # of all responses; the oldest finished ones are evicted first
+MAX_TOTAL_BYTES = 20 * 1024 * 1024  # of all responses; the oldest finished ones are evicted first
 CALL_OVERHEAD_BYTES = 4096  # counted for a call before any of its response is kept
-PIECE_OVERHEAD_BYTES = 64  # counted for each piece of a response beyond its bytes
-HEADER_OVERHEAD_BYTES = 160  # the same for each of its headers
+PIECE_OVERHEAD_BYTES = 64  # counted for each piece of a response beyond its bytes; its headers are one piece
 RESPONSE_TTL_SECONDS = 60.0  # of a finished response: longer than an SDK waits between two attempts
 MAX_STALL_SECONDS = 15.0  # that a reader may stall while another waits for it; SDKs give up after 60
 ABANDONED_TTL_SECONDS = 120.0  # how long a response without readers is still kept, in case a retry comes
@@ -52,10 +52,10 @@ class SharedResponse:
     def __init__(self, key: Hashable, first: Responder, joiner: RetryJoiner) -> None:
         self.key = key
         self._joiner = joiner
-        self._readers: list[_ResponseReader] = []
+        self._readers: tuple[_ResponseReader, ...] = ()
         self._flow: FlowControl | None = None
         self._is_paused = False
-        self._head: tuple[int, Sequence[Header], int | None] | None = None
+        self._head: tuple[int, bytes, int | None] | None = None  # the headers are packed
         self._retained: list[bytes] = []
         self._last_reader_left_at = joiner.now()
         self.kept_bytes = 0
@@ -69,10 +69,11 @@ class SharedResponse:
             return
         reader = _ResponseReader(self, responder)
         if not self.is_finished:
-            self._readers.append(reader)
+            self._readers = (*self._readers, reader)
         responder.attach(reader)
         if self._head is not None:
-            responder.start(*self._head)
+            status, packed, length = self._head
+            responder.start(status, _unpack_headers(packed), length)
             for data in self._retained:
                 responder.write(data)
             responder.flush()
@@ -106,23 +107,25 @@ class SharedResponse:
         self.update_flow()
 
     def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
-        self._head = (status, tuple(headers), length)
+        packed = _pack_headers(headers)
+        self._head = (status, packed, length)
         # An error is never replayed: the next attempt may succeed.
-        if status >= 300 or not self._reserve(
-            sum(len(name) + len(value) + HEADER_OVERHEAD_BYTES for name, value in headers)
-        ):
+        if status >= 300 or not self._reserve(len(packed)):
             self.discard()
-        for reader in tuple(self._readers):
+        for reader in self._readers:
             reader.responder.start(status, headers, length)
 
     def write(self, data: bytes) -> None:
         if self.is_joinable:
-            self._retain(data)
-        for reader in tuple(self._readers):
+            if self._is_abandoned() or not self._reserve(len(data)):
+                self.discard()
+            else:
+                self._retained.append(data)
+        for reader in self._readers:
             reader.responder.write(data)
 
     def flush(self) -> None:
-        for reader in tuple(self._readers):
+        for reader in self._readers:
             reader.responder.flush()
 
     def finish(self) -> None:
@@ -130,7 +133,7 @@ class SharedResponse:
             return
         self.is_finished = True
         self._flow = None
-        readers, self._readers = self._readers, []
+        readers, self._readers = self._readers, ()
         self._joiner.on_finished(self)
         for reader in readers:
             reader.responder.finish()
@@ -140,21 +143,16 @@ class SharedResponse:
         if self.is_finished:
             return
         flow, self._flow = self._flow, None
-        readers, self._readers = self._readers, []
+        readers, self._readers = self._readers, ()
         self.discard()
         for reader in readers:
             reader.responder.abort()
         if flow is not None:
             flow.on_disconnected()
 
-    def _retain(self, data: bytes) -> None:
-        if self._is_abandoned() or not self._reserve(len(data) + PIECE_OVERHEAD_BYTES):
-            self.discard()
-        else:
-            self._retained.append(data)
-
-    def _reserve(self, weight: int) -> bool:
-        """Count `weight` more bytes for this response; False if they exceed a limit."""
+    def _reserve(self, size: int) -> bool:
+        """Count one more piece for this response; False if that exceeds a limit."""
+        weight = size + PIECE_OVERHEAD_BYTES
         if (
             not self.is_joinable
             or self.kept_bytes + weight > MAX_RESPONSE_BYTES
@@ -169,7 +167,7 @@ class SharedResponse:
         """Whether a finished response that is kept was a success."""
         if self._head is None:
             return False
-        kind = next((value for name, value in self._head[1] if name == b"content-type"), b"").lower()
+        kind = (b"\n" + self._head[1]).partition(b"\ncontent-type\n")[2].lower()
         if kind.startswith(_EVENT_STREAM):
             return _ERROR_FRAME.search(b"".join(self._retained)) is None
         return not kind.startswith(_SERVER_SENT_EVENTS) or _LAST_EVENT in b"".join(self._retained)
@@ -180,8 +178,7 @@ class SharedResponse:
     # Callbacks of the readers.
 
     def on_reader_left(self, reader: _ResponseReader) -> None:
-        if reader in self._readers:
-            self._readers.remove(reader)
+        self._readers = tuple([other for other in self._readers if other is not reader])
         self._last_reader_left_at = self._joiner.now()
         self.update_flow()
         if not self._readers and not self.is_joinable and self._flow is not None:
@@ -192,14 +189,28 @@ class SharedResponse:
         return len(self._readers) > 1
 
     def update_flow(self) -> None:
-        is_paused = any(reader.is_paused for reader in self._readers)
-        if self._flow is None or is_paused == self._is_paused:
+        if self._flow is None:
+            return
+        is_paused = False
+        for reader in self._readers:
+            is_paused = is_paused or reader.is_paused
+        if is_paused == self._is_paused:
             return
         self._is_paused = is_paused
         if is_paused:
             self._flow.pause()
         else:
             self._flow.resume()
+
+
+def _pack_headers(headers: Sequence[Header]) -> bytes:
+    """One object instead of three for each header: thousands of responses are kept. No header has a line feed in it."""
+    return b"\n".join(chain.from_iterable(headers))
+
+
+def _unpack_headers(packed: bytes) -> list[Header]:
+    parts = packed.split(b"\n")
+    return [*zip(parts[::2], parts[1::2], strict=False)]  # no headers are one empty part
 
 
 class _ResponseReader:
@@ -267,10 +278,10 @@ class RetryJoiner:
 
     def reserve_bytes(self, weight: int) -> bool:
         """Count `weight` more bytes; False if they do not fit. Finished responses are evicted, the oldest first."""
-        while self.kept_bytes + weight > self.max_bytes and self._finished:
+        while self.kept_bytes + weight > self.max_bytes:
+            if not self._finished:
+                return False
             self._finished.popleft().discard()
-        if self.kept_bytes + weight > self.max_bytes:
-            return False
         self.kept_bytes += weight
         return True
 
