@@ -1,4 +1,4 @@
-"""AWS credentials for DynamoDB and for the AWS Price List, renewed without blocking calls.
+"""AWS credentials for DynamoDB, renewed without blocking calls.
 
 aiobotocore would block the call that finds the credentials due for renewal, and every call in the ten minutes before
 they expire; and it does not check the host name of the service that issues them (see `aws_session`). Here the last
@@ -93,7 +93,7 @@ class StoreCredentials(AioCredentials):  # type: ignore[misc]
             raise CredentialRetrievalError(provider=self.method, error_msg=kind) from None
         if kind != self._logged_failure:
             self._logged_failure = kind
-            message = "AWS credentials of the store or the price list could not be renewed, and the last ones hold"
+            message = "AWS credentials of the store could not be renewed, and the last ones hold"
             _log.warning("%s: %s", message, kind)
 
 

@@ -116,7 +116,7 @@ class RefreshingCredentials:
             self._log_once("no AWS credentials were found")
             return
         try:
-            renewed = _parse_credentials(found)
+            renewed = parse_credentials(found)
         except ValueError as failure:
             if is_first:
                 raise ConfigError([f"the AWS credentials cannot be used: {failure}"]) from None
@@ -135,7 +135,7 @@ class RefreshingCredentials:
             _log.warning("%s", problem)
 
 
-def _parse_credentials(found: Any) -> AwsCredentials:
+def parse_credentials(found: Any) -> AwsCredentials:
     """Files and variables often end in a newline, which is not part of a secret; an empty token counts as none."""
     token = (found.token or "").strip() or None
     return AwsCredentials((found.access_key or "").strip(), (found.secret_key or "").strip(), token)
