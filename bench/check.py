@@ -38,7 +38,7 @@ SECONDS_A_TURN = hotpath.CONNECTIONS / 20_000  # as under such a load
 WARM = 5
 TURNS = {"request": 60, "sdk": 30, "stream": 4, "http2": 10}
 ROUNDS = 50_000  # of the fixed program
-SECONDS, TRIES = 300, 3  # now and then the loop stands still within callgrind, and nobody knows why
+SECONDS, TRIES = 600, 3  # now and then the loop stands still within callgrind, and nobody knows why
 # A short one: callgrind's processor has no instructions for hashing, which of a long one would be half of everything.
 QUESTION = b'{"messages":[{"role":"user","content":[{"text":"What is to be said?"}]}]}'
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
