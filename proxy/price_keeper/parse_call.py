@@ -34,18 +34,22 @@ MODEL_PATH_OPERATIONS: Final = frozenset(
 _MODEL_KEYS: Final = {Operation.CHAT_COMPLETIONS: "model", Operation.ASYNC_INVOKES: "modelId"}
 _MAX_MODEL_NAME_BYTES: Final = 16 * 1024  # of an id of the greatest length with every character escaped in JSON
 
-_FORWARDED_HEADERS: Final = {
-    name.encode(): name
-    for name in (
-        "accept",
-        "amz-sdk-invocation-id",
-        "amz-sdk-request",
-        "content-type",
-        "traceparent",
-        "tracestate",
-        "user-agent",
-        "x-amzn-trace-id",
-    )
+_FORWARDED_HEADERS: Final = (
+    "accept",
+    "amz-sdk-invocation-id",
+    "amz-sdk-request",
+    "content-type",
+    "traceparent",
+    "tracestate",
+    "user-agent",
+    "x-amzn-trace-id",
+)
+# What most clients send besides, which ends here; other names are compared with the prefixes.
+_USUAL_HEADERS: Final = ("accept-encoding", "authorization", "connection", "content-length", "host", "x-amz-date",
+                         "x-amz-security-token")  # fmt: skip
+# By name as it comes: the name that is sent upstream, empty if the header is not.
+_KNOWN_HEADERS: Final = {name.encode(): name for name in _FORWARDED_HEADERS} | {
+    name.encode(): "" for name in _USUAL_HEADERS
 }
 _BEDROCK_PREFIX: Final = b"x-amzn-bedrock-"
 _TOKEN: Final = re.compile(rb"[a-z0-9!#$%&'*+.^_`|~-]{1,256}")
@@ -157,20 +161,23 @@ def select_upstream_headers(request: Request, extra_prefix: bytes | None) -> Hea
     """The headers of a request that are sent upstream: only those on the allow-list, so the caller's credentials and
     identity end here. `extra_prefix` allows the simulator's headers too. Raises InvalidRequest."""
     prefixes = (_BEDROCK_PREFIX,) if extra_prefix is None else (_BEDROCK_PREFIX, extra_prefix)
-    selected = []
+    selected, repeated, values = [], request.repeated, ""
     for name, value in request.headers.items():
-        header_name = _FORWARDED_HEADERS.get(name)
+        header_name = _KNOWN_HEADERS.get(name)
         if header_name is None:
             if not name.startswith(prefixes):
                 continue
             header_name = _decode_header_name(name)
-        if name in request.repeated:
+        elif not header_name:
+            continue
+        if repeated and name in repeated:
             raise InvalidRequest(f"the header {header_name} comes only once")
         text = value.decode("latin-1")
-        if not (text.isascii() and text.isprintable()):
-            text = _require_printable(header_name, text)
+        values += text
         selected.append((header_name, text))
-    return selected
+    if values.isascii() and values.isprintable():
+        return selected
+    return [(name, _require_printable(name, text)) for name, text in selected]
 
 
 def compute_retry_key(request: Request, caller: Caller, headers: Headers) -> bytes | None:

@@ -18,6 +18,7 @@ from price_keeper.server.server_limits import DEFAULT_LIMITS
 from price_keeper.server.write_batcher import MAX_BATCH_BYTES
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
+from price_keeper.upstream import forwarder
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.forwarder import Forwarder, SigV4Authorizer
 from price_keeper.usage.meter import Meter
@@ -96,12 +97,12 @@ def _raises(*_: Any) -> None:
     [
         (SigV4Authorizer, "build_header_lines"),
         pytest.param(Forwarder, "forward", marks=replaces_a_method),
-        pytest.param(Forwarder, "_create_relay", marks=replaces_a_method),
+        pytest.param(forwarder, "Relay", marks=replaces_a_method),
         (Meter, "on_sent"),
     ],
 )
 async def test_any_failure_is_answered_and_leaves_nothing_open(
-    opened_lane: PortWithListener, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, more: bytes
+    opened_lane: PortWithListener, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, more: bytes
 ) -> None:
     port = opened_lane.port
     await port.store.put(Put(schema.app_config_key(ORG, APP), {"version": 1, "limits": {"rpm": 600, "tpm": 10**6}}))

@@ -11,6 +11,7 @@ import asyncio
 import ssl
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -29,7 +30,7 @@ from price_keeper.upstream.connection_pool import (
     UpstreamEndpoint,
     write_now,
 )
-from price_keeper.upstream.relay import FORBIDDEN, Relay, ResponseObserver, ResponseOutcome
+from price_keeper.upstream.relay import FORBIDDEN, SUCCESS, Relay, ResponseObserver, ResponseOutcome
 from price_keeper.upstream.sigv4 import Signer
 from price_keeper.upstream.upstream_health import UpstreamHealth
 
@@ -173,23 +174,33 @@ class Forwarder:
             is_last = number + 1 == len(call.targets)
             body = call.body_for(target.model)
             head = self._head(call, target, body)
-            connection = self._pool(target.endpoint).take_idle() or await self._connect(target.endpoint)
+            pool = self._pools.get(target.endpoint) or self._pool(target.endpoint)
+            connection = pool.take_idle() or await self._connect(pool)
             if connection is None:
                 continue
             if self._is_closed:
                 connection.close()
                 raise UpstreamUnavailable("the sidecar is stopping", retry_after=1)
             if responder.is_disconnected:
-                self._pool(target.endpoint).release(connection)
+                pool.release(connection)
                 raise UpstreamUnavailable("the caller left before its call was sent")
             done: asyncio.Future[ResponseOutcome] = self._loop.create_future()
-            relay = self._create_relay(
-                call, connection, responder, response_headers, observer, is_last, _resolve_future(done)
+            relay = Relay(
+                responder,
+                connection,
+                response_headers,
+                observer,
+                None if is_last else THROTTLED,
+                self._now,
+                partial(_resolve, done),
+                call.stats,
+                call.received_at,
             )
+            responder.attach(relay)
             observer.on_sent(target)
             connection.call(relay, head, body)
             outcome = await done
-            if not self._should_try_next(outcome, target, observer):
+            if outcome is SUCCESS or not self._should_try_next(outcome, target, observer):
                 return outcome
             last_withheld_status = outcome.status or last_withheld_status
         if last_withheld_status == FORBIDDEN:
@@ -211,42 +222,16 @@ class Forwarder:
             raise UpstreamUnavailable(outcome.error)
         return False
 
-    async def _connect(self, endpoint: UpstreamEndpoint) -> UpstreamConnection | None:
+    async def _connect(self, pool: ConnectionPool) -> UpstreamConnection | None:
         """Connect, or log why not and return None. The address is only logged: callers must not learn internals."""
-        pool = self._pool(endpoint)
         await switch_to_task()
         try:
             connection = await pool.connect()
         except (CannotConnect, UnicodeError) as failure:  # UnicodeError: no host can have this name
             self.health.on_connect_failed(pool, failure)
             return None
-        self.health.on_connected(endpoint)
+        self.health.on_connected(pool.endpoint)
         return connection
-
-    def _create_relay(
-        self,
-        call: UpstreamCall,
-        connection: UpstreamConnection,
-        responder: Responder,
-        response_headers: Sequence[Header],
-        observer: CallObserver,
-        is_last: bool,
-        on_done: Callable[[ResponseOutcome], None],
-    ) -> Relay:
-        withheld_status = None if is_last else THROTTLED
-        relay = Relay(
-            responder,
-            connection,
-            response_headers,
-            observer,
-            withheld_status,
-            self._now,
-            on_done,
-            call.stats,
-            call.received_at,
-        )
-        responder.attach(relay)
-        return relay
 
     def _head(self, call: UpstreamCall, target: UpstreamTarget, body: bytes) -> bytes:
         host = self._hosts.get(target.endpoint) or _format_host(target.endpoint)
@@ -254,9 +239,8 @@ class Forwarder:
         headers = "\r\n".join(map(": ".join, call.headers))
         if headers:
             headers += "\r\n"
-        if body or call.method == "POST":
-            headers = f"{headers}content-length: {len(body)}\r\n"
-        head = f"{call.method} {target.path}{query} HTTP/1.1\r\nhost: {host}\r\n{headers}"
+        length = f"content-length: {len(body)}\r\n" if body or call.method == "POST" else ""
+        head = f"{call.method} {target.path}{query} HTTP/1.1\r\nhost: {host}\r\n{headers}{length}"
         return head.encode() + self._authorizer.build_header_lines(call, target, host, body) + b"\r\n"
 
     def _pool(self, endpoint: UpstreamEndpoint) -> ConnectionPool:
@@ -294,12 +278,9 @@ class Forwarder:
             pool.close()
 
 
-def _resolve_future(future: asyncio.Future[ResponseOutcome]) -> Callable[[ResponseOutcome], None]:
-    def on_done(outcome: ResponseOutcome) -> None:
-        if not future.done():
-            future.set_result(outcome)
-
-    return on_done
+def _resolve(done: asyncio.Future[ResponseOutcome], outcome: ResponseOutcome) -> None:
+    if not done.done():
+        done.set_result(outcome)
 
 
 def parse_endpoint(url: str) -> UpstreamEndpoint:

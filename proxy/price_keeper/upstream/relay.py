@@ -73,7 +73,7 @@ class ResponseOutcome:
     error: str = ""
 
 
-_SUCCESS: Final = ResponseOutcome(200, True, False)  # shared, because most responses end like this
+SUCCESS: Final = ResponseOutcome(200, True, False)  # shared, because most responses end like this
 
 
 def parse_error_type(value: bytes) -> str:
@@ -188,7 +188,7 @@ class Relay:
                 self._record_timing(self._status, sent, first, last)
                 withheld = self._withheld_reason
                 self._finish(
-                    _SUCCESS if self._status == 200 else ResponseOutcome(self._status, True, bool(withheld), withheld)
+                    SUCCESS if self._status == 200 else ResponseOutcome(self._status, True, bool(withheld), withheld)
                 )
 
     def on_broken(self, reason: str) -> None:
