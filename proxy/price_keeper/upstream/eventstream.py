@@ -31,6 +31,8 @@ _MAX_CACHED_BLOCK_BYTES: Final = 512
 # Up to this size the CRC of a copied slice is cheaper than that of a memory view.
 _MAX_COPY_BYTES: Final = 64 * 1024
 
+_make_tuple = tuple.__new__  # makes a named tuple in half the time of calling its class
+
 _PRELUDE: Final = struct.Struct("!III")
 _CRC: Final = struct.Struct("!I")
 _prelude_at, _crc_at = _PRELUDE.unpack_from, _CRC.unpack_from
@@ -77,11 +79,15 @@ class FrameWatcher:
     def feed(self, data: bytes) -> list[Frame]:
         """Return the frames to report that end in this data. Never raises, so observing cannot harm the stream."""
         reported: list[Frame] = []
-        if self.failure is None:
-            try:
-                self._watch(data, reported)
-            except _FrameError as fault:
-                self._fail(str(fault))
+        at, size = 0, len(data) if self.failure is None else 0
+        try:
+            while at < size:
+                if self._partial is None:
+                    at = self._scan_whole_frames(data, at, reported)
+                if at < size:
+                    at += self._feed_partial(memoryview(data)[at:], reported)
+        except _FrameError as fault:
+            self._fail(str(fault))
         return reported
 
     def close(self) -> BrokenStream | None:
@@ -104,39 +110,35 @@ class FrameWatcher:
         self.failure = BrokenStream(fault, self.boundary)
         self._partial = None
 
-    def _watch(self, data: bytes, reported: list[Frame]) -> None:
-        at = 0
-        while at < len(data):
-            if self._partial is None:
-                at = self._scan_whole_frames(data, at, reported)
-            if at < len(data):
-                at += self._feed_partial(memoryview(data)[at:], reported)
-
     def _scan_whole_frames(self, data: bytes, at: int, reported: list[Frame]) -> int:
         """Return where it stopped: at an incomplete or faulty frame, which `_PartialFrame` then handles.
 
         The inner loop of every stream: for a frame that is not wanted it calls only C functions.
         """
-        size = len(data)
+        size, start, frames = len(data), at, 0
         source = data if size <= _MAX_COPY_BYTES else memoryview(data)
         interests = self._interests
-        while size - at >= _OVERHEAD:
-            total, headers_size, prelude_crc = _prelude_at(data, at)
-            payload_size = total - headers_size - _OVERHEAD
-            crc_at = at + total - 4
-            if crc_at + 4 > size or headers_size > MAX_HEADERS or not 0 <= payload_size <= MAX_PAYLOAD:
-                break
-            if crc32(data[at : at + 8]) != prelude_crc:
-                break
-            if crc32(source[at + 8 : crc_at], prelude_crc) != _crc_at(data, crc_at)[0]:
-                break
-            interest = interests[data[at + 12 : crc_at - payload_size]]
-            if interest is not None:
-                kept = data[crc_at - min(payload_size, interest.keep) : crc_at]
-                reported.append(Frame(interest.kind, interest.name, kept, payload_size))
-            self.frames += 1
-            self.boundary += total
-            at += total
+        try:
+            while size - at >= _OVERHEAD:
+                total, headers_size, prelude_crc = _prelude_at(data, at)
+                payload_size = total - headers_size - _OVERHEAD
+                crc_at = at + total - 4
+                if crc_at + 4 > size or headers_size > MAX_HEADERS or not 0 <= payload_size <= MAX_PAYLOAD:
+                    break
+                if crc32(data[at : at + 8]) != prelude_crc:
+                    break
+                if crc32(source[at + 8 : crc_at], prelude_crc) != _crc_at(data, crc_at)[0]:
+                    break
+                interest = interests[data[at + 12 : crc_at - payload_size]]
+                if interest is not None:
+                    kind, name, keep = interest
+                    kept = data[crc_at - (payload_size if payload_size < keep else keep) : crc_at]
+                    reported.append(_make_tuple(Frame, (kind, name, kept, payload_size)))
+                frames += 1
+                at += total
+        finally:  # also if the headers of a frame cannot be read
+            self.frames += frames
+            self.boundary += at - start
         return at
 
     def _feed_partial(self, view: memoryview, reported: list[Frame]) -> int:

@@ -180,9 +180,16 @@ class Relay:
                     self._observer.on_data(data)
                 if is_last:
                     self._observer.on_end(True)
-                self._deliver(data, is_last)
-            elif not is_last:
-                self._drain()
+            if self._withheld_reason or self._is_draining:
+                if not is_last:
+                    self._drain()
+            else:
+                if data:
+                    self._responder.write(data)
+                elif not is_last:
+                    self._responder.flush()
+                if is_last:
+                    self._responder.finish()
         finally:  # `on_done` must be called in any case
             if is_last:
                 self._record_timing(self._status, sent, first, last)
@@ -203,18 +210,6 @@ class Relay:
         finally:
             is_withheld = bool(self._withheld_reason) or not (self._status or self._connection.is_written)
             self._finish(ResponseOutcome(self._status, False, is_withheld, self._withheld_reason or reason))
-
-    def _deliver(self, data: bytes, is_last: bool) -> None:
-        if self._is_draining:
-            if not is_last:
-                self._drain()
-            return
-        if data:
-            self._responder.write(data)
-        elif not is_last:
-            self._responder.flush()
-        if is_last:
-            self._responder.finish()
 
     def _drain(self) -> None:
         """Give the connection up if too much arrives that is not shown to the caller."""
