@@ -43,6 +43,7 @@ COMPILED = [
     "proxy/price_keeper/upstream/eventstream.py",
     "proxy/price_keeper/upstream/forwarder.py",
     "proxy/price_keeper/upstream/relay.py",
+    "proxy/price_keeper/upstream/retry_joiner.py",
     "proxy/price_keeper/upstream/sigv4.py",
     "proxy/price_keeper/usage/guardrail_usage.py",
     "proxy/price_keeper/usage/meter.py",
