@@ -141,5 +141,5 @@ def test_documented_key_rotation_refuses_no_token(tmp_path: Path) -> None:
 
 def test_rotation_steps_are_printed_in_order(tmp_path: Path) -> None:
     output = new(tmp_path, "--kid", "k2", "--out", "keys").stdout
-    steps = [output.index(words) for words in ("second of auth.keys", "move it to the first", "7 days by default")]
+    steps = [output.index(words) for words in ("second of auth.keys", "move it to the first", "30 days by default")]
     assert steps == sorted(steps)

@@ -27,7 +27,7 @@ from tests.support.token_service_instances import (
     restart_with_limit,
 )
 
-HOUR, WEEK = 3600, 7 * 86_400
+HOUR, REFRESH_LIFETIME = 3600, 30 * 86_400
 
 
 @dataclass
@@ -159,7 +159,7 @@ async def _played(steps: list[tuple[str, int, int]]) -> None:
                 case "limit":
                     world.limit(number % 5)
                 case "pass":
-                    await clock.advance([1, 61, HOUR, WEEK / 2, WEEK][number % 5])
+                    await clock.advance([1, 61, HOUR, REFRESH_LIFETIME / 2, REFRESH_LIFETIME][number % 5])
                 case "compare":
                     await clock.advance(60)
                     await world.compare(at)

@@ -46,7 +46,7 @@ from tests.support.token_service_instances import (
 )
 
 CLIENT = f"org-{ORG}-app-web"
-WEEK = 7 * 86_400
+REFRESH_LIFETIME = 30 * 86_400
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ async def test_login_issues_token_pair_and_one_row(
     now = int(clock.now())
     assert here.tokens.verify_access(issued.access.token).sid == issued.sid
     assert here.tokens.verify_refresh(issued.refresh.token).sid == issued.sid
-    assert (issued.access.expires, issued.refresh.expires) == (now + 3600, now + WEEK)
+    assert (issued.access.expires, issued.refresh.expires) == (now + 3600, now + REFRESH_LIFETIME)
     (row,) = (await read_session_rows(store)).values()
     assert row["expires_at_epoch"] == issued.refresh.expires
     assert issued.refresh.token not in repr(store.items)
@@ -482,7 +482,7 @@ async def test_refresh_of_unknown_outcome_requires_login(here: TokenServiceInsta
 
 async def test_expired_session_is_not_refreshed(here: TokenServiceInstance, clock: ManualClock) -> None:
     (issued,) = await login_repeatedly(here, clock, 1)
-    await clock.leap(WEEK)
+    await clock.leap(REFRESH_LIFETIME)
     with pytest.raises(TokenExpired):
         await here.sessions.refresh(issued.refresh.token)
 
@@ -603,6 +603,17 @@ async def test_revocation_ends_session_and_its_tokens_everywhere(
     assert not await there.accepts(second.access.token)
     assert await there.accepts(other.access.token)
     assert store.items[schema.revoked_session_key(first.sid)]["expires_at_epoch"] == second.refresh.expires
+
+
+async def test_blocklist_and_revocation_rows_live_as_long_as_the_longest_token(
+    here: TokenServiceInstance, store: MemoryStore, clock: ManualClock
+) -> None:
+    here.tokens.refresh_seconds = 45 * 86_400
+    evicted, *_ = await login_repeatedly(here, clock, 4)
+    assert read_refused_token(store, evicted.refresh.token)["expires_at_epoch"] == evicted.refresh.expires
+    await here.sessions.revoke(WEB, evicted.sid)
+    row = store.items[schema.revoked_session_key(evicted.sid)]
+    assert row["expires_at_epoch"] == int(clock.now()) + 45 * 86_400
 
 
 async def test_access_token_of_evicted_session_can_be_revoked(here: TokenServiceInstance, clock: ManualClock) -> None:

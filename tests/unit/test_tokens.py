@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from jwt.algorithms import OKPAlgorithm
 from price_keeper.auth import tokens as module
 from price_keeper.auth.signing_keys import SigningKey, load_keys
-from price_keeper.auth.tokens import TokenService
-from price_keeper.config.config_sections import KeyConfig
+from price_keeper.auth.tokens import REFRESH_SECONDS, TokenService
+from price_keeper.config.config_sections import AuthConfig, KeyConfig
 from price_keeper.domain import Caller
 from price_keeper.errors import AccessDenied, ConfigError, TokenExpired
 
@@ -186,10 +186,10 @@ def test_claims_cache_is_bounded(time: Time, monkeypatch: pytest.MonkeyPatch) ->
 # Refresh tokens.
 
 
-def test_refresh_token_lasts_a_week_and_is_no_access_token(tokens: TokenService, time: Time) -> None:
+def test_refresh_token_lasts_thirty_days_and_is_no_access_token(tokens: TokenService, time: Time) -> None:
     minted = tokens.mint_refresh(ORG, "web", "s1")
     found = tokens.verify_refresh(minted.token)
-    assert (found.caller.app, found.sid, found.purpose, found.expires) == ("web", "s1", "refresh", NOW + 7 * 86_400)
+    assert (found.caller.app, found.sid, found.purpose, found.expires) == ("web", "s1", "refresh", NOW + 30 * 86_400)
     assert tokens.verify_any(minted.token) == found
     with pytest.raises(AccessDenied):
         tokens.verify_access(minted.token)
@@ -198,6 +198,10 @@ def test_refresh_token_lasts_a_week_and_is_no_access_token(tokens: TokenService,
         tokens.verify_refresh(minted.token)
     with pytest.raises(AccessDenied):  # and not that it has expired
         tokens.verify_access(minted.token)
+
+
+def test_refresh_lifetime_without_configuration_is_thirty_days_everywhere() -> None:
+    assert AuthConfig().refresh_seconds == REFRESH_SECONDS == 30 * 86_400
 
 
 def test_cached_access_token_does_not_refresh(tokens: TokenService) -> None:

@@ -457,7 +457,7 @@ class AuthConfig:
     # It has precedence over the variable.
     admin_api_key_file: str | None = field(default=None, metadata=constraints(must_be.path))
     access_seconds: int = field(default=3600, metadata=constraints(must_be.between(1, 86_400)))
-    refresh_seconds: int = field(default=7 * 86_400, metadata=constraints(must_be.between(1, 90 * 86_400)))
+    refresh_seconds: int = field(default=30 * 86_400, metadata=constraints(must_be.between(1, 90 * 86_400)))
     revocation_grace_seconds: int = field(default=600, metadata=constraints(must_be.between(0, 86_400)))
     control_url: str | None = field(
         default=None, metadata=constraints(must_be.control_url)
