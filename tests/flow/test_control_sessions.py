@@ -24,7 +24,7 @@ from price_keeper.control.control_services import (
     MAX_WAITING_RETRIEVALS,
     RETRIEVAL_RATE_PER_ADDRESS,
 )
-from price_keeper.errors import Busy, TooManyRequests
+from price_keeper.errors import Busy, CancellationReason, ReasonCode, TooManyRequests, TransactionFailed
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Key
 
@@ -375,3 +375,40 @@ async def test_invented_retrieval_tokens_cause_limited_reads_and_block_no_other_
     assert found.keys() == {ApiError, TooManyRequests, Busy}
     most = RETRIEVAL_RATE_PER_ADDRESS.burst + MAX_LOOKUP_WAIT_SECONDS * RETRIEVAL_RATE_PER_ADDRESS.per_second
     assert reads["secret-retrieval-tokens"] <= most + 2
+
+
+async def test_login_that_loses_every_race_is_answered_retryable_with_the_stores_reasons(
+    api: ControlHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = await client(api)
+    transact, reasons = api.store.transact, [ReasonCode.CONDITION_FAILED, ReasonCode.CONFLICT, ReasonCode.NONE]
+
+    async def lose(*_: Any, **__: Any) -> None:
+        raise TransactionFailed([CancellationReason(code) for code in reasons])
+
+    monkeypatch.setattr("price_keeper.auth.refresh_sessions.MAX_ATTEMPTS", 1)
+    monkeypatch.setattr(api.store, "transact", lose)
+    answer = await api.ask("POST", "/auth/token", pair, who=None)
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+    assert (answer.body["error"], answer.body["retryable"]) == ("session_limit_race", True)
+    assert answer.body["details"] == [
+        {"path": "writes.0", "message": "condition failed"},
+        {"path": "writes.1", "message": "conflict"},
+        {"path": "writes.2", "message": "none"},
+    ]
+    (line,) = [each.getMessage() for each in caplog.records if "session_limit_race" in each.getMessage()]
+    assert pair["client_id"] in line
+    assert "condition failed, conflict, none" in line
+    monkeypatch.setattr(api.store, "transact", transact)
+    await login(api, pair)
+
+
+async def test_store_that_is_away_is_no_session_race(api: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = await client(api)
+
+    async def throttled(*_: Any, **__: Any) -> None:
+        raise TransactionFailed([CancellationReason(ReasonCode.THROTTLED), CancellationReason(ReasonCode.NONE)])
+
+    monkeypatch.setattr(api.store, "transact", throttled)
+    answer = await api.ask("POST", "/auth/token", pair, who=None)
+    assert (answer.status, answer.body["error"], "retryable" in answer.body) == (503, "unavailable", False)

@@ -15,7 +15,7 @@ from typing import Any
 
 import price_keeper as product
 from price_keeper.config import Config
-from price_keeper.control.api_errors import ERROR_CODES
+from price_keeper.control.api_errors import ERROR_CODES, SESSION_LIMIT_RACE
 from price_keeper.errors import Refusal
 from price_keeper.telemetry.metrics import ALL_METRICS
 
@@ -84,6 +84,7 @@ def errors() -> dict[str, Any]:
     return {
         "data port: kind in metrics, status, x-amzn-errortype": dict(sorted(refusals.items())),
         "control port: status, error": dict(sorted(ERROR_CODES.items())),
+        "control port: 503, other errors": [SESSION_LIMIT_RACE],
     }
 
 

@@ -348,6 +348,13 @@ class RefreshSessions:
                     raise  # the last reason is for the new session's own row, which no other process writes
                 lost += 1
                 if lost == MAX_ATTEMPTS:
+                    _log.warning(
+                        "login of client %s lost %d races against other logins of it (%s); it is answered with 503 "
+                        "session_limit_race and can be retried",
+                        build_client_id(scope.org, scope.app),
+                        lost,
+                        ", ".join(reason.code.value for reason in failure.reasons),
+                    )
                     why = "other logins of this client keep committing first; try again"
                     raise SessionLimitRace(why, failure.reasons, retry_after=RETRY_AFTER_SECONDS) from None
                 await self._writer.back_off(lost)

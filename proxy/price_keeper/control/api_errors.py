@@ -15,7 +15,14 @@ from aiohttp import web
 
 from price_keeper.budgets.org_settings import InvalidSettings
 from price_keeper.control.api_constants import MAX_ECHOED_NAME_LENGTH
-from price_keeper.errors import ConfigError, InvalidStoreRequest, PriceKeeperError, Refusal, StoreError
+from price_keeper.errors import (
+    ConfigError,
+    InvalidStoreRequest,
+    PriceKeeperError,
+    Refusal,
+    SessionLimitRace,
+    StoreError,
+)
 from price_keeper.telemetry.logs import build_request_extra
 
 STORE_RETRY_AFTER_SECONDS = 5  # by then the store may be reachable again
@@ -37,12 +44,16 @@ ERROR_CODES: Mapping[int, str] = {
     500: "internal_error",
     503: "unavailable",
 }
+SESSION_LIMIT_RACE = "session_limit_race"  # a 503 with a code of its own
 
 _log = logging.getLogger("price_keeper.control")
 
 
 class ApiError(PriceKeeperError):
-    """An error response. Each of `details` is the path of a mistake in body, path or query, and what is wrong there."""
+    """An error response. Each of `details` is the path of a mistake in body, path or query, and what is wrong there.
+
+    `is_retryable` is shown only where it is set.
+    """
 
     def __init__(
         self,
@@ -53,11 +64,13 @@ class ApiError(PriceKeeperError):
         *,
         retry_after: float | None = None,
         headers: Mapping[str, str] | None = None,
+        is_retryable: bool = False,
     ) -> None:
         self.status = status
         self.code = code
         self.message = message
         self.details = tuple(details)
+        self.is_retryable = is_retryable
         self.headers = dict(headers or {})
         if retry_after is not None:
             self.headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
@@ -68,6 +81,7 @@ class ApiError(PriceKeeperError):
             "error": self.code,
             "message": self.message,
             "details": [{"path": path, "message": message} for path, message in self.details],
+            **({"retryable": True} if self.is_retryable else {}),
             "timestamp": datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             "request_id": request_id,
         }
@@ -115,6 +129,8 @@ def to_api_error(failure: Exception, request_id: str) -> ApiError:
                 "this cannot be carried out",
                 *((_get_path(line), _get_complaint(line)) for line in failure.problems),
             )
+        case SessionLimitRace():
+            return _build_race_error(failure)
         case Refusal():
             code = ERROR_CODES.get(failure.status, ERROR_CODES[400])
             return ApiError(failure.status, code, failure.message, retry_after=failure.retry_after)
@@ -129,6 +145,19 @@ def to_api_error(failure: Exception, request_id: str) -> ApiError:
         "request %s failed: %s", request_id, type(failure).__name__, extra=build_request_extra(request_id, failure)
     )
     return ApiError(500, ERROR_CODES[500], "internal error; the log has its cause under this request id")
+
+
+def _build_race_error(failure: SessionLimitRace) -> ApiError:
+    """The details are the store's reason for each write of the last attempt, in their order."""
+    details = [(f"writes.{number}", reason.code.value) for number, reason in enumerate(failure.reasons)]
+    return ApiError(
+        failure.status,
+        SESSION_LIMIT_RACE,
+        failure.message,
+        details,
+        retry_after=failure.retry_after,
+        is_retryable=True,
+    )
 
 
 def _get_path(line: str) -> str:
