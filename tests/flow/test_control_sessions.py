@@ -210,7 +210,8 @@ async def test_access_tokens_of_evicted_session_can_be_revoked(api: ControlHarne
     record = (await api.ask("GET", f"{API}/audit")).body["records"][0]
     assert (record["action"], record["before"]) == ("session.end", {"session_id": pairs[0]["session_id"]})
     kept = await api.store.get(schema.revoked_session_key(pairs[0]["session_id"]), consistent=True)
-    assert kept == {"expires_at_epoch": int(api.clock.now()) + api.tokens.refresh_seconds}
+    assert kept is not None
+    assert kept["expires_at_epoch"] == int(api.clock.now()) + api.tokens.refresh_seconds
 
 
 async def test_administrator_lists_sessions_and_ends_one(api: ControlHarness) -> None:
@@ -257,7 +258,38 @@ async def test_ending_sessions_is_audited(api: ControlHarness) -> None:
     records = answer.body["records"][:2]
     assert [(each["action"], each["app"]) for each in records] == [("sessions.end", "shop"), ("session.end", "shop")]
     assert records[1]["before"] == {"session_id": pair["session_id"]}
+    assert records[1]["after"] == {
+        "token_type": "refresh",
+        "client_id": f"org-{ORG}-app-shop",
+        "revoked_at_epoch": int(api.clock.now()) - 1,
+        "original_expiry_epoch": int(api.clock.now()) - 2 + 30 * 86_400,
+    }
     assert pair["refresh_token"] not in answer.raw.decode()
+
+
+@pytest.mark.parametrize("what", ["session", "token"])
+async def test_revocation_tells_which_token_of_whom_and_when_to_the_administrator(
+    api: ControlHarness, what: str
+) -> None:
+    pair = await login(api, await client(api))
+    claims = api.tokens.verify_access(pair["access_token"])
+    name = pair["session_id"] if what == "session" else claims.jti
+    assert (await api.ask("GET", f"{SHOP}/revocations/{name}")).status == 404
+    await api.clock.advance(5)  # type: ignore[attr-defined]
+    given_back = pair["refresh_token"] if what == "session" else pair["access_token"]
+    await api.ask("POST", "/auth/revoke", {"token": given_back}, who=None)
+    expiry = claims.expires if what == "token" else int(api.clock.now()) - 5 + 30 * 86_400
+    assert (await api.ask("GET", f"{SHOP}/revocations/{name}")).body == {
+        "id": name,
+        "token_type": "refresh" if what == "session" else "access",
+        "client_id": f"org-{ORG}-app-shop",
+        "revoked_at_epoch": int(api.clock.now()),
+        "original_expiry_epoch": expiry,
+        "expires_at_epoch": expiry,
+    }
+    assert (await api.ask("GET", f"{API}/revocations/{name}")).status == 404  # it is not the org's own
+    assert (await api.ask("GET", f"{SHOP}/revocations/a%23b")).status == 400
+    assert (await api.ask("GET", f"{SHOP}/revocations/{name}", who=(ORG, "shop"))).status == 403
 
 
 async def test_sessions_are_admin_only_and_unknown_one_is_reported(api: ControlHarness) -> None:

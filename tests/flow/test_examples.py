@@ -44,6 +44,9 @@ NOT_ZERO = {
 }
 
 
+REVOKED = ("Acme", "--app", "shop", "0f8fad5b-d9cb-469f-a165-70867728950e")
+
+
 @dataclass
 class Place:
     folder: Path
@@ -127,6 +130,8 @@ def test_help_example_runs(place: Place, command: CommandParser, line: str) -> N
         shutil.rmtree(place.folder / "keys", ignore_errors=True)  # it never writes over a file
     if command.prog == "price-keeper override clear":
         assert place.call("override", "set", "Acme", "--app", "shop", "economy", "--reason", "test").returncode == 0
+    if command.prog == "price-keeper session show":
+        assert place.call("session", "revoke", *REVOKED).returncode == 0
     line = _here(line)
     words = shlex.split(line)
     done = place.call(*words[1:]) if re.fullmatch(r"""[\w ./:"+=-]+""", line) else place.shell(line)
@@ -190,6 +195,7 @@ ASKED = {
     "rotate": ("Acme", "--app", "shop"),
     "session list": ("Acme", "--app", "shop"),
     "session revoke": ("Acme", "--app", "shop", "all"),
+    "session show": REVOKED,
     "audit": ("Acme", "--data-dir", "data"),
     "replay": ("found/journal", "--owner-is-dead"),
     "version": (),
@@ -212,6 +218,8 @@ def test_json_output_is_one_documented_document(place: Place, command: str) -> N
     if command == "session list":
         done = place.call("token", f"org-{ACME}-app-shop", "--secret-file", "shop.secret")
         assert done.returncode == 0, done.stderr
+    if command == "session show":
+        assert place.call("session", "revoke", *REVOKED).returncode == 0
     if command == "replay":
         _found(place)
     shutil.rmtree(place.folder / "keys", ignore_errors=True)

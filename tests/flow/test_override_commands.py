@@ -124,6 +124,12 @@ def test_sessions_are_listed_and_ended(api: ControlThread, shop: tuple[str, ...]
     assert api.run_command("session", "revoke", *shop, second.upper()).stdout == f"Shop ({org} / shop): 1 ended\n"
     assert {each["session_id"] for each in as_json(api, "session", "list", *shop)} == {first, third}
     assert "it was over already" in api.run_command("session", "revoke", *shop, second).stdout
+    shown = as_json(api, "session", "show", *shop, second)
+    assert (shown["id"], shown["token_type"], shown["client_id"]) == (second, "refresh", f"org-{org}-app-shop")
+    lines = api.run_command("session", "show", *shop, second.upper()).stdout.splitlines()
+    assert lines[0] == f"Shop ({org} / shop): {second} is revoked"
+    assert [line.split()[0] for line in lines[1:]] == ["token", "client", "revoked", "would", "row"]
+    assert "is revoked" in api.run_command("session", "show", *shop, str(uuid4()), code=1).stderr
     assert as_json(api, "session", "revoke", *shop, "all") == {"ended": 2}
     assert as_json(api, "session", "list", *shop) == []
     assert [each["session_id"] for each in as_json(api, "session", "list", org)] == [others]

@@ -62,7 +62,7 @@ async def test_clock_jump_during_store_read_keeps_token_revoked(by_session: bool
         issued = await right.sessions.login(WEB)
         claims = other.tokens.verify_access(issued.access.token)
         if by_session:
-            await right.revocation.revoke_session(issued.sid, claims.expires)
+            await right.revocation.revoke_session(build_client_id(WEB.org, WEB.app), issued.sid, claims.expires)
         else:
             await right.revocation.revoke_token(claims)
         other.link.gate = asyncio.Event()

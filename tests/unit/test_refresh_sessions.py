@@ -602,7 +602,9 @@ async def test_revocation_ends_session_and_its_tokens_everywhere(
     await clock.advance(60)
     assert not await there.accepts(second.access.token)
     assert await there.accepts(other.access.token)
-    assert store.items[schema.revoked_session_key(first.sid)]["expires_at_epoch"] == second.refresh.expires
+    row = store.items[schema.revoked_session_key(first.sid)]
+    assert row["expires_at_epoch"] == row["original_expiry_epoch"] == second.refresh.expires
+    assert (row["token_type"], row["client_id"], row["revoked_at_epoch"]) == ("refresh", CLIENT, int(clock.now()) - 60)
 
 
 async def test_blocklist_and_revocation_rows_live_as_long_as_the_longest_token(

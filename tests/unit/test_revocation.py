@@ -20,6 +20,7 @@ from tests.support.clock import ManualClock, settle
 from tests.support.memory_store import MemoryStore
 from tests.support.token_service_instances import ORG, TokenServiceInstance, open_instances
 
+CLIENT = f"org-{ORG}-app-web"
 AWAY = StoreUnavailable("it is away")
 
 
@@ -89,7 +90,7 @@ async def test_revocation_applies_here_at_once_and_elsewhere_within_a_minute(
         assert await each.accepts(token)
     await clock.advance(5)
     if by_session:
-        await here.revocation.revoke_session("s1", int(clock.now()) + 3600)
+        await here.revocation.revoke_session(CLIENT, "s1", int(clock.now()) + 3600)
     else:
         await here.revocation.revoke_token(here.tokens.verify_access(token))
     assert not await here.accepts(token)
@@ -150,11 +151,24 @@ async def test_revocation_row_lives_as_long_as_token(
 ) -> None:
     claims = two[0].tokens.verify_access(minted(two[0], seconds=1234))
     await two[0].revocation.revoke_token(claims)
-    assert store.items[schema.revoked_token_key(claims.jti)] == {"expires_at_epoch": int(clock.now()) + 1234}
+    now = int(clock.now())
+    assert store.items[schema.revoked_token_key(claims.jti)] == {
+        "token_type": "access",
+        "client_id": CLIENT,
+        "revoked_at_epoch": now,
+        "original_expiry_epoch": now + 1234,
+        "expires_at_epoch": now + 1234,
+    }
     until = int(clock.now()) + 100
     for each in (until, until - 50):
-        await two[0].revocation.revoke_session("s1", each)
-    assert store.items[schema.revoked_session_key("s1")] == {"expires_at_epoch": until}
+        await two[0].revocation.revoke_session(CLIENT, "s1", each)
+    assert store.items[schema.revoked_session_key("s1")] == {
+        "token_type": "refresh",
+        "client_id": CLIENT,
+        "revoked_at_epoch": now,
+        "original_expiry_epoch": until,
+        "expires_at_epoch": until,
+    }
 
 
 async def test_repeated_revocation_is_not_written_again(two: list[TokenServiceInstance], clock: ManualClock) -> None:
@@ -177,7 +191,7 @@ async def test_revocation_of_unknown_outcome_is_written_again(
         await here.revocation.revoke_token(claims)
     here.link.failure = None
     await here.revocation.revoke_token(claims)
-    assert store.items[schema.revoked_token_key(claims.jti)] == {"expires_at_epoch": claims.expires}
+    assert store.items[schema.revoked_token_key(claims.jti)]["expires_at_epoch"] == claims.expires
 
 
 # While the store is away.

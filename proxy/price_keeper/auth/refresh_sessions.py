@@ -21,13 +21,14 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import TypeAlias
 from uuid import uuid4
 
 from cachetools import TLRUCache
 
 from price_keeper.auth.client_secrets import client_item_key, read_generation
-from price_keeper.auth.revocation import RevocationList
-from price_keeper.auth.tokens import Claims, MintedToken, TokenService
+from price_keeper.auth.revocation import RevocationList, build_revocation
+from price_keeper.auth.tokens import REFRESH, Claims, MintedToken, TokenService
 from price_keeper.clock import Clock
 from price_keeper.domain import Scope, build_client_id
 from price_keeper.errors import (
@@ -174,6 +175,14 @@ class StaleGeneration(PriceKeeperError):
     """All sessions of the client were ended since its secret was verified, so it must be verified again."""
 
 
+# Writes that belong into the transaction of a revocation, made from the attributes of its row.
+RevocationCompanions: TypeAlias = "Callable[[Item], Sequence[Write]]"
+
+
+def _no_revocation_companions(_: Item) -> Sequence[Write]:
+    return ()
+
+
 class RefreshSessions:
     """Begins, refreshes, lists and ends the sessions of clients."""
 
@@ -253,11 +262,13 @@ class RefreshSessions:
         if await self.end(scope, sid) is None:
             # A session that is over gets no more tokens, so a row written after its end covers all of them.
             sufficient_until = int(self._clock.now()) + self._tokens.access_seconds
-            await self._revocation.revoke_session(sid, self._compute_latest_expiry(), sufficient_until)
+            await self._revocation.revoke_session(client, sid, self._compute_latest_expiry(), sufficient_until)
         self._refusals.remember_ended(client, sid)
 
-    async def end(self, scope: Scope, sid: str, extra_writes: Sequence[Write] = ()) -> bool | None:
-        """Like `revoke`, with `extra_writes` in the same transaction; None if there is no row of such a session.
+    async def end(
+        self, scope: Scope, sid: str, companions: RevocationCompanions = _no_revocation_companions
+    ) -> bool | None:
+        """Like `revoke`, with the companions in the same transaction; None if there is no row of such a session.
 
         False if only the row was left: the session had expired, or all sessions of its client were ended.
         """
@@ -273,12 +284,12 @@ class RefreshSessions:
                 is_live = ignore_expired(item, self._clock.now()) is not None and row.generation >= read_generation(
                     owner
                 )
-                if await self._try_end(row, extra_writes):
+                if await self._try_end(row, companions):
                     self._revocation.note_revoked(schema.revoked_session_key(sid).pk)
                     return is_live
         raise Busy("too many requests change this session at once; try again", retry_after=RETRY_AFTER_SECONDS)
 
-    async def revoke_tokens(self, scope: Scope, sid: str, extra_writes: Sequence[Write]) -> bool:
+    async def revoke_tokens(self, scope: Scope, sid: str, companions: RevocationCompanions) -> bool:
         """Revoke the access tokens made from a session that is over. False if there is no such client.
 
         The caller must know that no other client's session has this sid. Raises Busy.
@@ -290,7 +301,9 @@ class RefreshSessions:
             until = max(until, previous_until) if isinstance(previous_until, int) else until
             try:
                 is_client = ConditionCheck(client_item_key(scope), ItemExists())
-                await self._writer.transact([is_client, Put(key, {EXPIRY_ATTRIBUTE: until}), *extra_writes])
+                client = build_client_id(scope.org, scope.app)
+                revocation = build_revocation(key, REFRESH, client, until, self._clock.now())
+                await self._writer.transact([is_client, revocation, *companions(revocation.item)])
             except TransactionFailed as failure:
                 if failure.reasons[0].code is ReasonCode.CONDITION_FAILED:
                     return False
@@ -442,14 +455,16 @@ class RefreshSessions:
 
     # End.
 
-    async def _try_end(self, row: SessionRow, extra_writes: Sequence[Write]) -> bool:
+    async def _try_end(self, row: SessionRow, companions: RevocationCompanions) -> bool:
         """Return False if the session was refreshed or ended in the meantime."""
-        until = max(row.read_int(ACCESS_UNTIL), row.read_int(EXPIRY_ATTRIBUTE))
+        now, expires = self._clock.now(), row.read_int(EXPIRY_ATTRIBUTE)
+        until = max(row.read_int(ACCESS_UNTIL), expires)
+        revocation = build_revocation(schema.revoked_session_key(row.sid), REFRESH, row.client, expires, now, until)
         writes = [
-            *row.build_end_writes(REVOKED, self._clock.now()),
-            Put(schema.revoked_session_key(row.sid), {EXPIRY_ATTRIBUTE: until}),
+            *row.build_end_writes(REVOKED, now),
+            revocation,
             Update(schema.session_head_key(row.client), add={VERSION: 1}),
-            *extra_writes,
+            *companions(revocation.item),
         ]
         try:
             await self._writer.transact(writes)

@@ -13,12 +13,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Final, Literal
 
 from price_keeper.auth.client_secrets import client_item_key, read_generation
-from price_keeper.auth.tokens import Claims
+from price_keeper.auth.tokens import REFRESH, Claims, Purpose
 from price_keeper.bounded_dict import BoundedDict
 from price_keeper.clock import Clock
 from price_keeper.domain import Scope
@@ -55,6 +55,31 @@ _log = logging.getLogger("price_keeper.auth")
 
 _RevocationNames = tuple[str, ...]  # partition keys under which a token may be revoked
 _PROBE_NAMES: Final = ("PROBE",)
+
+
+# Attributes of a revocation's row: which token of whom was revoked, and when.
+TOKEN_TYPE, CLIENT_ID, REVOKED_AT, ORIGINAL_EXPIRY = (
+    "token_type",
+    "client_id",
+    "revoked_at_epoch",
+    "original_expiry_epoch",
+)
+REVOCATION_ATTRIBUTES: Final = (TOKEN_TYPE, CLIENT_ID, REVOKED_AT, ORIGINAL_EXPIRY)
+
+
+def build_revocation(
+    key: Key, token_type: Purpose, client_id: str, original_expiry: int, now: float, until: int | None = None
+) -> Put:
+    """The row of a revocation. A session's has the type of its refresh token, and stands `until` its access tokens have
+    expired too."""
+    item: Item = {
+        TOKEN_TYPE: token_type,
+        CLIENT_ID: client_id,
+        REVOKED_AT: int(now),
+        ORIGINAL_EXPIRY: original_expiry,
+        EXPIRY_ATTRIBUTE: original_expiry if until is None else until,
+    }
+    return Put(key, item)
 
 
 @dataclass(slots=True)
@@ -249,24 +274,40 @@ class RevocationList:
 
     async def revoke_token(self, claims: Claims) -> None:
         """Revoke this token alone. Raises Busy if it is not known whether that was written."""
-        await self._revoke("token", schema.revoked_token_key(claims.jti), claims.expires, claims.expires)
+        row = build_revocation(
+            schema.revoked_token_key(claims.jti),
+            claims.purpose,
+            claims.caller.client_id,
+            claims.expires,
+            self._clock.now(),
+        )
+        await self._revoke("token", row, claims.expires, claims.expires)
 
-    async def revoke_session(self, sid: str, until: int, sufficient_until: int | None = None) -> None:
+    async def revoke_session(self, client_id: str, sid: str, until: int, sufficient_until: int | None = None) -> None:
         """Revoke all access tokens of a session, none of which may live longer than `until`. Raises Busy.
 
         Nothing is written if it is already revoked until `sufficient_until`.
         """
-        await self._revoke(
-            "session", schema.revoked_session_key(sid), until, until if sufficient_until is None else sufficient_until
-        )
+        row = build_revocation(schema.revoked_session_key(sid), REFRESH, client_id, until, self._clock.now())
+        await self._revoke("session", row, until, until if sufficient_until is None else sufficient_until)
 
-    async def _revoke(self, what: str, key: Key, until: int, sufficient_until: int) -> None:
+    async def find_revocation(self, client_id: str, name: str) -> Item | None:
+        """The row of a client's revoked token or session, by its id; None if there is none. Raises StoreError."""
+        keys = [schema.revoked_token_key(name), schema.revoked_session_key(name)]
+        for item in await self._store.get_many(keys, consistent=True):
+            row = ignore_expired(item, self._clock.now())
+            if row is not None and row.get(CLIENT_ID) == client_id:
+                return row
+        return None
+
+    async def _revoke(self, what: str, row: Put, until: int, sufficient_until: int) -> None:
         """Write a revocation unless it is known to be there: giving a dead token back again costs the store nothing."""
+        key = row.key
         if self._revoked_until.get(key.pk, 0) >= sufficient_until:
             return
         try:
             await self._store.put(
-                Put(key, {EXPIRY_ATTRIBUTE: until}, any_of(ItemMissing(), below(EXPIRY_ATTRIBUTE, sufficient_until)))
+                replace(row, condition=any_of(ItemMissing(), below(EXPIRY_ATTRIBUTE, sufficient_until)))
             )
         except ConditionFailed:  # it is already revoked for long enough
             until = sufficient_until

@@ -1,4 +1,5 @@
-"""`price-keeper token`, `rotate` and `session`: log a client in, rotate its secret, list and end its sessions.
+"""`price-keeper token`, `rotate` and `session`: log a client in, rotate its secret, list, end and look up its
+sessions.
 
 Secrets are never arguments, which other users of the machine could see. Only the secret or token goes to standard
 output, so that it can be piped to a secret store.
@@ -40,6 +41,7 @@ from price_keeper.config.value_checks import url as url_complaint
 from price_keeper.control.api_constants import RETRIEVAL_TOKEN_HEADER
 from price_keeper.domain import parse_client_id
 from price_keeper.errors import PriceKeeperError
+from price_keeper.reports.settings_report import format_utc
 
 DEFAULT_REGION = "us-east-1"  # SDKs require a region, but the sidecar selects the one that a call goes to
 
@@ -190,6 +192,30 @@ def run_session_revoke(args: Namespace) -> int:
         print_lines([f"{title}: it was over already; no access token made from it is good any more"])
     else:
         print_lines([f"{title}: {response.get('ended')} ended"])
+    return 0
+
+
+def run_session_show(args: Namespace) -> int:
+    admin = AdminClient(args)
+    path, title = _resolve_client(admin, args)
+    revocation = admin.request("GET", f"{path}/revocations/{args.session}")
+    if args.json:
+        print_json(revocation)
+        return 0
+    with check_response_shape(admin.api.url):
+        revoked_at, expiry, kept_until = (
+            format_utc(int(revocation[name]))
+            for name in ("revoked_at_epoch", "original_expiry_epoch", "expires_at_epoch")
+        )
+        lines = [
+            f"{title}: {revocation['id']} is revoked",
+            f"  token type      {revocation['token_type']}",
+            f"  client          {revocation['client_id']}",
+            f"  revoked at      {revoked_at}",
+            f"  would expire    {expiry}",
+            f"  row kept until  {kept_until}",
+        ]
+    print_lines(lines)
     return 0
 
 

@@ -419,7 +419,7 @@ def _add_rotate(root: CommandParser) -> None:
 
 
 def _add_session(root: CommandParser) -> None:
-    session = root.add_command("session", "list and end the sessions of a client", "")
+    session = root.add_command("session", "list and end the sessions of a client, and show what was revoked", "")
     listing = session.add_command(
         "list",
         "list the sessions of an org or one of its apps, the oldest first",
@@ -434,10 +434,19 @@ def _add_session(root: CommandParser) -> None:
         ("All of an app's", "price-keeper session revoke Acme --app shop all"),
         target="access_commands.run_session_revoke",
     )
-    for parser in (listing, revoke):
+    show = session.add_command(
+        "show",
+        "show when a session or token was revoked, and when it would have expired",
+        "It exits with 1 if no session or token of this client with this id is revoked.",
+        ("One of an app's", "price-keeper session show Acme --app shop 0f8fad5b-d9cb-469f-a165-70867728950e"),
+        target="access_commands.run_session_show",
+    )
+    for parser in (listing, revoke, show):
         add_org_argument(parser)
         add_app_option(parser, "one of its apps; without it, the org's own")
-    _add_control_api_options(listing, revoke)
+    _add_control_api_options(listing, revoke, show)
+    text = "the id of a session, as session list shows it, or of a token, which is its claim jti"
+    show.add_argument("session", type=shared_arguments.parse_revoked_id, metavar="ID", help=text)
     text = f"its id, as session list shows it, or {shared_arguments.ALL_SESSIONS}"
     revoke.add_argument("session", type=shared_arguments.parse_session_id, metavar="SESSION", help=text)
     revoke.suggestions["SESSION"] = (shared_arguments.ALL_SESSIONS,)

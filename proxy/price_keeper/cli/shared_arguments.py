@@ -65,6 +65,14 @@ def parse_session_id(text: str) -> str:
     return text.lower()
 
 
+def parse_revoked_id(text: str) -> str:
+    from price_keeper.domain import is_org_id
+
+    if not is_org_id(text.lower()):
+        raise ArgumentTypeError(f"the id of a session or token is a UUID, not {text[:80]!r}")
+    return text.lower()
+
+
 def parse_period(text: str) -> Any:
     from price_keeper.reports.report_period import parse_report_period
 

@@ -6,11 +6,12 @@ administrator rotates credentials, and lists or ends sessions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from price_keeper.auth.client_secrets import SESSIONS_GENERATION, client_item_key
 from price_keeper.auth.registration import MAX_GRACE_HOURS, IssuedSecret, is_tagged_token, register, retrieve, rotate
+from price_keeper.auth.revocation import REVOCATION_ATTRIBUTES
 from price_keeper.control.api_constants import DEFAULT_GRACE_HOURS, RETRIEVAL_TOKEN_HEADER
 from price_keeper.control.api_errors import invalid_request, not_found, unauthorized
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
@@ -21,8 +22,9 @@ from price_keeper.control.token_endpoints import count_failed_logins
 from price_keeper.domain import Scope, build_client_id, is_org_id
 from price_keeper.errors import AccessDenied, ReasonCode, TransactionFailed
 from price_keeper.reports.settings_report import format_utc
+from price_keeper.stores.audit_log import select_attributes
 from price_keeper.stores.conflict_retry import retry_on_conflict, transact_with_retry
-from price_keeper.stores.contract import ItemExists, Update
+from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, ItemExists, Update, Write
 
 ROTATION_BODY = BodyFields({"grace_hours": integer_field(0, MAX_GRACE_HOURS)}, ())
 
@@ -163,13 +165,30 @@ async def end_session(services: ControlServices, request: ApiRequest) -> ApiResp
     scope, sid = _get_scope(request), request.path["sid"]
     if not is_org_id(sid):
         raise invalid_request("the path has an invalid id", ("sid", "a session id is a UUID in lower case"))
-    audit_record = request.actor.build_record("session.end", scope, {"session_id": sid}, None, services.clock.now())
-    was_live = await services.sessions.end(scope, sid, [audit_record])
+
+    def audit(revocation: Item) -> Sequence[Write]:
+        after = select_attributes(revocation, REVOCATION_ATTRIBUTES)
+        return [request.actor.build_record("session.end", scope, {"session_id": sid}, after, services.clock.now())]
+
+    was_live = await services.sessions.end(scope, sid, audit)
     if was_live is not None:
         return ApiResponse({"ended": int(was_live)})
-    if not await services.sessions.revoke_tokens(scope, sid, [audit_record]):
+    if not await services.sessions.revoke_tokens(scope, sid, audit):
         raise not_found("there is no such client")
     return ApiResponse({"ended": 0})
+
+
+async def get_revocation(services: ControlServices, request: ApiRequest) -> ApiResponse:
+    """Describe a revoked token or session of the client; 404 for any other, revoked or not."""
+    scope, name = _get_scope(request), request.path["sid"]
+    if not is_org_id(name):
+        raise invalid_request("the path has an invalid id", ("sid", "the id is a UUID in lower case"))
+    client_id = build_client_id(scope.org, scope.app)
+    row = await services.revocation.find_revocation(client_id, name)
+    if row is None:
+        raise not_found(f"no token or session of {client_id} with this id is revoked")
+    shown: dict[str, Any] = {"id": name, **(select_attributes(row, REVOCATION_ATTRIBUTES) or {})}
+    return build_cacheable_response({**shown, EXPIRY_ATTRIBUTE: row[EXPIRY_ATTRIBUTE]})
 
 
 async def end_all_sessions(services: ControlServices, request: ApiRequest) -> ApiResponse:
@@ -202,6 +221,17 @@ def _get_scope(request: ApiRequest) -> Scope:
 def _build_session_routes(path: str, kind: str) -> tuple[ApiRoute, ...]:
     all_sessions, one_session = f"{path}/sessions", f"{path}/sessions/{{sid}}"
     return (
+        ApiRoute(
+            "GET",
+            f"{path}/revocations/{{sid}}",
+            AccessLevel.ADMIN,
+            f"get{kind}Revocation",
+            "Which token of a client was revoked and when, by the id of a token or session",
+            get_revocation,
+            {200: "Revocation"},
+            (404,),
+            group="credentials",
+        ),
         ApiRoute(
             "GET",
             all_sessions,

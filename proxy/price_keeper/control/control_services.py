@@ -59,6 +59,7 @@ class ControlServices:
     credential_issuer: CredentialIssuer
     tokens: TokenService
     sessions: RefreshSessions
+    revocation: RevocationList
     page_sessions: PageSessions
     retrieval_throttle: LookupThrottle
     marked_retrieval_throttle: LookupThrottle
@@ -128,6 +129,7 @@ def build_control_services(
         credential_issuer=LocalCredentialIssuer(clients, tokens, clock.now, revocation.is_revoked),
         tokens=tokens,
         sessions=RefreshSessions(store, tokens, revocation, clock, config.auth.max_sessions),
+        revocation=revocation,
         page_sessions=page_sessions,
         retrieval_throttle=LookupThrottle(clock, RETRIEVAL_RATE_PER_ADDRESS, RETRIEVAL_RATE_TOTAL),
         marked_retrieval_throttle=LookupThrottle(clock, RETRIEVAL_RATE_PER_TOKEN, RETRIEVAL_RATE_TOTAL),

@@ -200,6 +200,20 @@ SCHEMAS: Mapping[str, Schema] = {
             )
         }
     ),
+    "Revocation": _object(
+        {
+            "id": _TEXT,
+            "token_type": {
+                "type": "string",
+                "enum": ["access", "refresh"],
+                "description": "refresh: a session, with the access tokens made from it",
+            },
+            "client_id": _TEXT,
+            "revoked_at_epoch": _COUNT,
+            "original_expiry_epoch": _COUNT,
+            "expires_at_epoch": {**_COUNT, "description": "how long the revocation is kept"},
+        }
+    ),
     "Ended": _object({"ended": {**_COUNT, "description": "sessions"}}),
     "Secret": _object({"client_id": _TEXT, "client_secret": _TEXT}),
     "OrgSettings": _settings_object(ORG_SETTINGS, "org_name", "timezone", "quota_scope", "model_ordering", "quotas"),
