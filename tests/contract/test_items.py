@@ -105,6 +105,21 @@ async def test_counters_are_exact_to_38_digits(store: Store, pk: str) -> None:
     }
 
 
+async def test_exchange_returns_item_as_it_was_before(store: Store, pk: str) -> None:
+    key = Key("secret-retrieval-tokens", pk)
+    update = Update(key, set={"used": True}, remove=("sealed",), condition=AttributeExists("sealed"))
+    with pytest.raises(ConditionFailed) as refused:
+        await store.exchange(update)
+    assert refused.value.item is None
+    await store.put(Put(key, {"sealed": b"x", "used": False}))
+    assert await store.exchange(update) == {"sealed": b"x", "used": False}
+    assert await store.get(key, consistent=True) == {"used": True}
+    with pytest.raises(ConditionFailed) as refused:
+        await store.exchange(update)
+    assert refused.value.item == {"used": True}
+    assert await store.exchange(Update(Key("config", pk, "new"), set={"a": 1})) is None
+
+
 async def test_delete_returns_former_item(store: Store, pk: str) -> None:
     key = Key("secret-retrieval-tokens", pk)
     await store.put(Put(key, {"secret": b"sealed"}))

@@ -7,8 +7,9 @@ from decimal import Decimal
 from uuid import uuid4
 
 import pytest
-from price_keeper.errors import InvalidStoreRequest, ReasonCode, TransactionFailed
+from price_keeper.errors import ConditionFailed, InvalidStoreRequest, ReasonCode, TransactionFailed
 from price_keeper.stores.contract import (
+    AttributeExists,
     ConditionCheck,
     Delete,
     ItemExists,
@@ -139,6 +140,14 @@ async def test_concurrent_deletes_return_item_once(store: Store, pk: str) -> Non
     await store.put(Put(key, {"sealed": b"x"}))
     outcomes = await asyncio.gather(*(store.delete(Delete(key)) for _ in range(30)))
     assert [outcome for outcome in outcomes if outcome is not None] == [{"sealed": b"x"}]
+
+
+async def test_of_many_who_exchange_one_gets_what_stood_there(store: Store, pk: str) -> None:
+    key = Key("secret-retrieval-tokens", pk)
+    await store.put(Put(key, {"sealed": b"x"}))
+    update = Update(key, remove=("sealed",), set={"used": True}, condition=AttributeExists("sealed"))
+    outcomes = await asyncio.gather(*(store.exchange(update) for _ in range(30)), return_exceptions=True)
+    assert [each for each in outcomes if not isinstance(each, ConditionFailed)] == [{"sealed": b"x"}]
 
 
 async def test_one_invalid_write_refuses_transaction(store: Store, pk: str) -> None:

@@ -444,3 +444,20 @@ async def test_store_that_is_away_is_no_session_race(api: ControlHarness, monkey
     monkeypatch.setattr(api.store, "transact", throttled)
     answer = await api.ask("POST", "/auth/token", pair, who=None)
     assert (answer.status, answer.body["error"], "retryable" in answer.body) == (503, "unavailable", False)
+
+
+async def test_refused_retrieval_tokens_are_counted_by_reason(api: ControlHarness) -> None:
+    issued = (await api.ask("PUT", SHOP, {"app_name": "s"})).body
+    await fetched(api, issued)
+    rotated_to = await rotated(api, 1)
+    shown = [issued["secret_retrieval_token"], "x" * 43]
+    statuses = [
+        (await api.ask("GET", f"{SHOP}/credentials/secret", who=None, headers={RETRIEVAL_TOKEN_HEADER: token})).status
+        for token in shown
+    ]
+    await api.clock.advance(600)  # type: ignore[attr-defined]
+    late = {RETRIEVAL_TOKEN_HEADER: rotated_to["secret_retrieval_token"]}
+    statuses.append((await api.ask("GET", f"{SHOP}/credentials/secret", who=None, headers=late)).status)
+    assert statuses == [401] * 3
+    assert api.parts.retrieval_refusals == {"expired": 1, "reused": 1, "unknown": 1}
+    assert api.parts.retrieval_token_counts == {"made": 3, "used": 1, "refused": 3}

@@ -61,6 +61,10 @@ class Watched(SqliteStore):
         self._note(update)
         return await super().update(update)
 
+    async def exchange(self, update: Update) -> Item | None:
+        self._note(update)
+        return await super().exchange(update)
+
     async def delete(self, delete: Delete) -> Item | None:
         self._note(delete)
         return await super().delete(delete)
@@ -156,7 +160,7 @@ async def test_roles_use_no_permission_doctor_does_not_try(tmp_path: Path, monke
     async with running(fleet(tmp_path, "control"), "control", control, monkeypatch) as started:
         await administered(f"http://{started.control_address}")
         await until(lambda: ("daily-total", "PutItem") in control)
-    assert {("secret-retrieval-tokens", "DeleteItem"), ("audit", "PutItem"), ("sessions", "Query")} <= control
+    assert {("secret-retrieval-tokens", "UpdateItem"), ("audit", "PutItem"), ("sessions", "Query")} <= control
     assert _untried("control", control) == set()
     sidecar: Seen = set()
     config = fleet(tmp_path, "sidecar")

@@ -56,6 +56,11 @@ class MemoryStore:
         self._written(update)
         return self.items[update.key]
 
+    async def exchange(self, update: Update) -> Item | None:
+        before = self.items.get(update.key)
+        self._written(update)
+        return before
+
     async def delete(self, delete: Delete) -> Item | None:
         before = self.items.get(delete.key)
         self._written(delete)

@@ -49,9 +49,62 @@ async def test_concurrent_retrievals_have_one_winner(store: Store, clock: Manual
     found = await asyncio.gather(*every, return_exceptions=True)
     secrets = [each for each in found if isinstance(each, str)]
     assert [len(base64.b64decode(each)) for each in secrets] == [32]
-    assert {type(each) for each in found if not isinstance(each, str)} == {AccessDenied}
+    assert {type(each) for each in found if not isinstance(each, str)} == {module.RetrievalRefused}
     with pytest.raises(AccessDenied, match="rotate"):
         await retrieve(store, clock, scope, issued.retrieval_token)
+
+
+@pytest.mark.parametrize("app", ["web", None])
+async def test_retrieval_row_says_whose_secret_it_is_and_after_its_use_when_without_the_ciphertext(
+    store: Store, clock: ManualClock, app: str | None
+) -> None:
+    scope = new_scope(app)
+    began = int(clock.now())
+    issued = await register_scope(store, clock, scope)
+    key = schema.retrieval_token_key(module._derive(issued.retrieval_token, module._ROW_LABEL).hex())
+    expected = {
+        "org_id": scope.org,
+        **({"app_id": app} if app else {}),
+        "secret_type": "app" if app else "org",
+        "client_id": build_client_id(scope.org, scope.app),
+        "created_at_epoch": began,
+        "expires_at_epoch": began + 600,
+        "used": False,
+    }
+    row = dict(await store.get(key, consistent=True) or {})
+    assert isinstance(row.pop("sealed"), bytes)
+    assert row == expected
+    await clock.advance(5)
+    await retrieve(store, clock, scope, issued.retrieval_token)
+    assert await store.get(key, consistent=True) == {**expected, "used": True, "used_at_epoch": began + 5}
+
+
+async def test_refused_token_is_counted_as_reused_expired_or_unknown_and_answered_alike(clock: ManualClock) -> None:
+    store, scope, other = MemoryStore(), new_scope(), new_scope()
+    used, late = await register_scope(store, clock, scope), await register_scope(store, clock, other)
+    await retrieve(store, clock, scope, used.retrieval_token)
+    await clock.advance(RETRIEVAL_SECONDS)
+    told = []
+    for asked_for, token in (
+        (scope, used.retrieval_token),
+        (other, late.retrieval_token),
+        (scope, late.retrieval_token),
+        (scope, module.seal_secret(scope, "x", 0).token),
+        (scope, "no token"),
+    ):
+        with pytest.raises(module.RetrievalRefused) as refused:
+            await retrieve(store, clock, asked_for, token)
+        told.append(refused.value)
+    assert [each.reason for each in told] == ["reused", "expired", "unknown", "unknown", "unknown"]
+    assert len({each.message for each in told}) == 1
+
+
+async def test_used_row_leaves_no_ciphertext_in_the_store(clock: ManualClock) -> None:
+    store, scope = MemoryStore(), new_scope()
+    issued = await register_scope(store, clock, scope)
+    sealed = row_of(store)[1]["sealed"]
+    await retrieve(store, clock, scope, issued.retrieval_token)
+    assert repr(sealed) not in repr(store.items)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +214,7 @@ async def test_repr_shows_no_secret(clock: ManualClock, caplog: pytest.LogCaptur
     texts = []
     with caplog.at_level(logging.DEBUG):
         issued = await register_scope(store, clock, scope)  # type: ignore[arg-type]
-        store.before["delete"] = raise_unavailable
+        store.before["exchange"] = raise_unavailable
         for _ in range(3):
             try:
                 secret = await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
@@ -189,14 +242,14 @@ async def test_invented_token_costs_one_read_and_no_write(clock: ManualClock) ->
 async def test_lost_retrieval_answer_loses_secret_and_never_repeats_it(clock: ManualClock) -> None:
     store, scope = InterceptingStore(MemoryStore()), new_scope()
     issued = await register_scope(store, clock, scope)  # type: ignore[arg-type]
-    store.after["delete"] = raise_answer_lost
+    store.after["exchange"] = raise_answer_lost
     with pytest.raises(Busy, match=r"try once more.* rotate"):
         await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
     with pytest.raises(AccessDenied, match="rotate"):
         await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("verb", ["get", "update", "delete"])
+@pytest.mark.parametrize("verb", ["get", "update", "exchange"])
 async def test_store_outage_keeps_secret_retrievable(clock: ManualClock, verb: str) -> None:
     store, scope = InterceptingStore(MemoryStore()), new_scope()
     issued = await register_scope(store, clock, scope)  # type: ignore[arg-type]
@@ -209,7 +262,7 @@ async def test_store_outage_keeps_secret_retrievable(clock: ManualClock, verb: s
 async def test_lost_answer_without_effect_can_be_repeated(clock: ManualClock) -> None:
     store, scope = InterceptingStore(MemoryStore()), new_scope()
     issued = await register_scope(store, clock, scope)  # type: ignore[arg-type]
-    store.before["delete"] = raise_answer_lost
+    store.before["exchange"] = raise_answer_lost
     with pytest.raises(Busy, match="try once more"):
         await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
     assert await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
@@ -251,7 +304,7 @@ async def test_secret_is_marked_as_retrieved_before_it_is_returned(clock: Manual
     store = InterceptingStore(memory)
     issued = await register_scope(memory, clock, scope)
     assert not await marked(memory, scope)
-    store.before["delete"] = raise_unavailable
+    store.before["exchange"] = raise_unavailable
     with pytest.raises(Busy):
         await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
     assert await marked(memory, scope)

@@ -296,8 +296,8 @@ class RefreshSessions:
         """
         key, until = schema.revoked_session_key(sid), self._compute_latest_expiry()
         with translate_store_errors():
-            before = await self._store.get(key, consistent=True) or {}
-            previous_until = before.get(EXPIRY_ATTRIBUTE)
+            (before,) = await self._store.get_many([key], consistent=True)  # no role may use GetItem on this table
+            previous_until = (before or {}).get(EXPIRY_ATTRIBUTE)
             until = max(until, previous_until) if isinstance(previous_until, int) else until
             try:
                 is_client = ConditionCheck(client_item_key(scope), ItemExists())

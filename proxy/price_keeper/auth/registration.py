@@ -8,12 +8,12 @@ rotation and a settings change at the same time both succeed.
           --HKDF, label 2--> the key that encrypts the secret in it
 
 Read access to the store does not suffice to recover a secret, and one token says nothing about another. The first
-`retrieve` deletes the row in the write that returns it, so of several callers one gets the secret. If the store's
-response to that write is lost, the secret is lost too and a rotation makes a new one: a secret is never handed out
-twice.
+`retrieve` takes the ciphertext out of the row in the write that returns it, so of several callers one gets the secret.
+The row stays until it expires and says that it was used, and when. If the store's response to that write is lost, the
+secret is lost too and a rotation makes a new one: a secret is never handed out twice.
 
 `retrieve` first reads the row, so an invented token writes nothing. Then it notes the retrieval on the client's
-item, so that a rotation knows whether any caller can have the secret. After a crash between the note and the deletion
+item, so that a rotation knows whether any caller can have the secret. After a crash between the note and the retrieval
 a secret counts as retrieved though it can still be retrieved; the opposite cannot happen.
 """
 
@@ -26,6 +26,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from typing import Literal, TypeAlias
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -61,6 +62,7 @@ from price_keeper.stores import schema
 from price_keeper.stores.conflict_retry import retry_on_conflict
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,
+    AttributeExists,
     AttributeMissing,
     Condition,
     Delete,
@@ -84,6 +86,12 @@ RETRIEVAL_SECONDS = 600
 # Attributes of the client's item.
 RETRIEVAL_ROW = "client_secret_retrieval_row"  # of the newest secret
 RETRIEVED_AT = "client_secret_retrieved_at_epoch"  # missing until the newest secret is retrieved
+
+# Attributes of the row of a retrieval token.
+SEALED = "sealed"  # the encrypted secret; gone once it is used
+USED, USED_AT = "used", "used_at_epoch"
+
+RefusalReason: TypeAlias = Literal["expired", "reused", "unknown"]
 
 _ROW_FORMAT = re.compile(r"[0-9a-f]{64}")
 _RETRIEVAL_TOKEN_FORMAT = re.compile(r"[A-Za-z0-9_-]{43}")  # 32 bytes in URL-safe base64; it is never put into a URL
@@ -185,7 +193,7 @@ async def rotate(
     new = await _prepare_secret(scope, clock, tagger)
     for _ in range(2):  # the current secret may be retrieved in between, which can happen only once
         update = _build_rotation(scope, item, new, clock.now(), grace_hours)
-        writes = [update, new.put, *_build_row_deletion(item), *extra_writes]
+        writes = [update, new.put, *await _build_row_deletion(store, item), *extra_writes]
         if await _commit(store, clock, scope, writes, new.hashed, invalidate):
             return new.issued
         item = await _read_client_item(store, scope)
@@ -231,11 +239,15 @@ def _read_hash_in_grace(item: Item, now: float) -> Value | None:
     return item.get(PREVIOUS_SECRET_HASH) if isinstance(ends, (int, Decimal)) and now < ends else None
 
 
-def _build_row_deletion(item: Item) -> list[Delete]:
-    """Delete the row of the current secret, which may still wait for its retrieval, perhaps by an unintended caller."""
+async def _build_row_deletion(store: Store, item: Item) -> list[Delete]:
+    """Delete the row of the current secret if it still waits for its retrieval, perhaps by an unintended caller. A used
+    row has no ciphertext and stays until it expires."""
     row = item.get(RETRIEVAL_ROW)
-    is_row = isinstance(row, str) and _ROW_FORMAT.fullmatch(row)
-    return [Delete(schema.retrieval_token_key(str(row)))] if is_row else []
+    if not isinstance(row, str) or not _ROW_FORMAT.fullmatch(row):
+        return []
+    key = schema.retrieval_token_key(row)
+    waiting = await store.get(key, consistent=True)
+    return [Delete(key)] if waiting is not None and SEALED in waiting else []
 
 
 async def _read_client_item(store: Store, scope: Scope) -> Item:
@@ -306,7 +318,16 @@ def seal_secret(scope: Scope, secret: str, now: float, tagger: SecretTagger = NO
     nonce = secrets.token_bytes(_NONCE_BYTES)
     sealed = nonce + ChaCha20Poly1305(_derive(token, _KEY_LABEL)).encrypt(nonce, secret.encode(), client_id.encode())
     row, expires = _derive(token, _ROW_LABEL).hex(), int(now) + RETRIEVAL_SECONDS
-    item: Item = {"client_id": client_id, "sealed": sealed, EXPIRY_ATTRIBUTE: expires}
+    item: Item = {
+        "org_id": scope.org,
+        **({} if scope.app is None else {"app_id": scope.app}),
+        "secret_type": "org" if scope.app is None else "app",
+        "client_id": client_id,
+        "created_at_epoch": int(now),
+        USED: False,
+        SEALED: sealed,
+        EXPIRY_ATTRIBUTE: expires,
+    }
     return SealedSecret(token, row, expires, Put(schema.retrieval_token_key(row), item))
 
 
@@ -318,21 +339,31 @@ def is_tagged_token(tagger: SecretTagger, scope: Scope, token: str) -> bool:
     )
 
 
+class RetrievalRefused(AccessDenied):
+    """The message does not say why; `reason` is for the metrics."""
+
+    def __init__(self, reason: RefusalReason) -> None:
+        self.reason = reason
+        super().__init__(_TOKEN_REFUSED)
+
+
 async def retrieve(store: Store, clock: Clock, scope: Scope, token: str) -> str:
-    """Return the secret, once. Raises AccessDenied, which does not say why, and Busy.
+    """Return the secret, once. Raises RetrievalRefused, and Busy.
 
     A token shown for another client is refused and stays valid for its own.
     """
     if not _RETRIEVAL_TOKEN_FORMAT.fullmatch(token):
-        raise AccessDenied(_TOKEN_REFUSED)
+        raise RetrievalRefused("unknown")
     row, client_id, now = _derive(token, _ROW_LABEL).hex(), build_client_id(scope.org, scope.app), int(clock.now())
-    await _require_row(store, schema.retrieval_token_key(row), client_id, now)
+    key = schema.retrieval_token_key(row)
+    await _require_row(store, key, client_id, now)
     await _note_retrieved(store, client_item_key(scope), row, now)
-    is_its = all_of(equals("client_id", client_id), above(EXPIRY_ATTRIBUTE, now))
+    is_its = all_of(equals("client_id", client_id), above(EXPIRY_ATTRIBUTE, now), AttributeExists(SEALED))
+    use = Update(key, set={USED: True, USED_AT: now}, remove=(SEALED,), condition=is_its)
     try:
-        item = await store.delete(Delete(schema.retrieval_token_key(row), is_its))
-    except ConditionFailed:
-        raise AccessDenied(_TOKEN_REFUSED) from None
+        item = await store.exchange(use)
+    except ConditionFailed as failure:
+        raise RetrievalRefused(_find_refusal(failure.item, client_id, now) or "unknown") from None
     except StoreError as failure:
         is_unsure = isinstance(failure, StoreUnavailable) and failure.maybe_applied
         raise Busy(_ANSWER_LOST if is_unsure else _STORE_AWAY, retry_after=5) from None
@@ -342,11 +373,21 @@ async def retrieve(store: Store, clock: Clock, scope: Scope, token: str) -> str:
 async def _require_row(store: Store, key: Key, client_id: str, now: int) -> None:
     """Check that the row exists, so that an invented token costs one read and no write."""
     try:
-        item = ignore_expired(await store.get(key, consistent=True), now)
+        item = await store.get(key, consistent=True)
     except StoreError:
         raise Busy(_STORE_AWAY, retry_after=5) from None
+    reason = _find_refusal(item, client_id, now)
+    if reason is not None:
+        raise RetrievalRefused(reason)
+
+
+def _find_refusal(item: Item | None, client_id: str, now: int) -> RefusalReason | None:
+    """Why a row gives its client no secret; None if it does. The store removes rows some time after they expired."""
     if item is None or item.get("client_id") != client_id:
-        raise AccessDenied(_TOKEN_REFUSED)
+        return "unknown"
+    if item.get(USED) is True:
+        return "reused"
+    return "expired" if ignore_expired(item, now) is None else None
 
 
 async def _note_retrieved(store: Store, key: Key, row: str, now: int) -> None:
@@ -361,14 +402,14 @@ async def _note_retrieved(store: Store, key: Key, row: str, now: int) -> None:
 
 
 def _open_sealed(item: Item, client_id: str, token: str) -> str:
-    sealed = item.get("sealed")
+    sealed = item.get(SEALED)
     if not isinstance(sealed, bytes):
-        raise AccessDenied(_TOKEN_REFUSED)
+        raise RetrievalRefused("unknown")
     nonce, ciphertext = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
     try:
         return ChaCha20Poly1305(_derive(token, _KEY_LABEL)).decrypt(nonce, ciphertext, client_id.encode()).decode()
     except (InvalidTag, ValueError):  # the row was changed; ValueError if it is too short for a nonce
-        raise AccessDenied(_TOKEN_REFUSED) from None
+        raise RetrievalRefused("unknown") from None
 
 
 def _token_purpose(client_id: str) -> str:

@@ -10,7 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from price_keeper.auth.client_secrets import SESSIONS_GENERATION, client_item_key
-from price_keeper.auth.registration import MAX_GRACE_HOURS, IssuedSecret, is_tagged_token, register, retrieve, rotate
+from price_keeper.auth.registration import (
+    MAX_GRACE_HOURS,
+    IssuedSecret,
+    RetrievalRefused,
+    is_tagged_token,
+    register,
+    retrieve,
+    rotate,
+)
 from price_keeper.auth.revocation import REVOCATION_ATTRIBUTES
 from price_keeper.control.api_constants import DEFAULT_GRACE_HOURS, RETRIEVAL_TOKEN_HEADER
 from price_keeper.control.api_errors import invalid_request, not_found, unauthorized
@@ -20,7 +28,7 @@ from price_keeper.control.control_requests import SMALL_BODY_BYTES
 from price_keeper.control.control_services import ControlServices
 from price_keeper.control.token_endpoints import count_failed_logins
 from price_keeper.domain import Scope, build_client_id, is_org_id
-from price_keeper.errors import AccessDenied, ReasonCode, TransactionFailed
+from price_keeper.errors import ReasonCode, TransactionFailed
 from price_keeper.reports.settings_report import format_utc
 from price_keeper.stores.audit_log import select_attributes
 from price_keeper.stores.conflict_retry import retry_on_conflict, transact_with_retry
@@ -94,8 +102,9 @@ def _may_be_forged(services: ControlServices, request: ApiRequest) -> bool:
 async def _retrieve_and_count(services: ControlServices, scope: Scope, token: str) -> str:
     try:
         secret = await retrieve(services.store, services.clock, scope, token)
-    except AccessDenied:
+    except RetrievalRefused as failure:
         services.retrieval_token_counts["refused"] += 1
+        services.retrieval_refusals[failure.reason] += 1
         raise
     services.retrieval_token_counts["used"] += 1
     return secret

@@ -12,6 +12,7 @@ from price_keeper.auth.client_secrets import ClientVerifier
 from price_keeper.auth.container_credentials import CredentialIssuer, LocalCredentialIssuer
 from price_keeper.auth.page_sessions import PageSessions
 from price_keeper.auth.refresh_sessions import RefreshSessions
+from price_keeper.auth.registration import RefusalReason
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.throttles import LoginThrottle, LookupRate, LookupThrottle
 from price_keeper.auth.tokens import TokenService
@@ -72,13 +73,18 @@ class ControlServices:
     retrieval_token_counts: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("made", "used", "refused"), 0)
     )
+    retrieval_refusals: dict[RefusalReason, int] = field(
+        default_factory=lambda: {"expired": 0, "reused": 0, "unknown": 0}
+    )
 
     page: PageState = field(kw_only=True)
     price_tables: dict[str, PriceTable] = field(default_factory=dict)  # of labels for which usage was submitted
 
     def register_metrics(self, telemetry: MetricsRegistry) -> None:
         counts = self.retrieval_token_counts
+        refusals = self.retrieval_refusals
         telemetry.add(metrics.RETRIEVAL_TOKENS, lambda: [({"what": what}, n) for what, n in counts.items()])
+        telemetry.add(metrics.RETRIEVAL_REFUSALS, lambda: [({"reason": reason}, n) for reason, n in refusals.items()])
 
     async def prepare_config(self, config: Config) -> Callable[[], None]:
         """The function that applies a reloaded configuration."""

@@ -236,6 +236,9 @@ class Store(Protocol):
     async def update(self, update: Update) -> Item:
         """Apply the update and return the new item. Raises ConditionFailed. Never resent after a lost response."""
 
+    async def exchange(self, update: Update) -> Item | None:
+        """Like `update`, but returns the item as it was before it."""
+
     async def delete(self, delete: Delete) -> Item | None:
         """Delete the item and return it. Of several concurrent callers exactly one gets it. Raises ConditionFailed."""
 

@@ -201,6 +201,11 @@ class DynamoStore:
         request = build_write_request(update, self._prefix) | {"ReturnValues": "ALL_NEW"}
         return await self._call("update_item", request, _WRITE, lambda answer: item_from_wire(answer["Attributes"]))
 
+    async def exchange(self, update: Update) -> Item | None:
+        check_write(update)
+        request = build_write_request(update, self._prefix) | {"ReturnValues": "ALL_OLD"}
+        return await self._call("update_item", request, _WRITE, _parse_attributes)
+
     async def delete(self, delete: Delete) -> Item | None:
         check_write(delete)
         request = build_write_request(delete, self._prefix) | {"ReturnValues": "ALL_OLD"}

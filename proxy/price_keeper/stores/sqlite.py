@@ -71,6 +71,11 @@ class SqliteStore:
     async def update(self, update: Update) -> Item:
         return cast(Item, await self._write(update))
 
+    async def exchange(self, update: Update) -> Item | None:
+        check_write(update)
+        frozen = freeze_write(update)
+        return cast("Item | None", await self._writer.submit(lambda group: group.exchange(frozen)))
+
     async def delete(self, delete: Delete) -> Item | None:
         return cast("Item | None", await self._write(delete))
 

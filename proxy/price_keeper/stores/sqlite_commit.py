@@ -85,11 +85,7 @@ class WriteGroup:
         self._tokens: dict[str, _UsedToken] = {}
 
     def write(self, write: Put | Update | Delete) -> Item | None:
-        before = self._get_item(write.key)
-        if not evaluate_condition(write.condition, before):
-            raise ConditionFailed(_copy_item(before))
-        after = _compute_item(write, before)
-        self._set_item(write.key, after)
+        before, after = self._apply(write)
         match write:
             case Put():
                 return None
@@ -97,6 +93,18 @@ class WriteGroup:
                 return _copy_item(after)
             case Delete():
                 return _copy_item(before)
+
+    def exchange(self, update: Update) -> Item | None:
+        return _copy_item(self._apply(update)[0])
+
+    def _apply(self, write: Put | Update | Delete) -> tuple[dict[str, Value] | None, dict[str, Value] | None]:
+        """Apply one write; return the item before and after it."""
+        before = self._get_item(write.key)
+        if not evaluate_condition(write.condition, before):
+            raise ConditionFailed(_copy_item(before))
+        after = _compute_item(write, before)
+        self._set_item(write.key, after)
+        return before, after
 
     def transact(self, writes: Sequence[Write], token: str | None) -> None:
         digest = sha256(repr(_canonicalize(writes)).encode()).digest() if token is not None else b""

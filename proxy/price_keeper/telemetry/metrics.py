@@ -179,6 +179,9 @@ TOKENS_UNCHECKED = _metric(
     "tokens_unchecked_total", "counter", "tokens accepted by signature alone while the store was unreachable"
 )
 RETRIEVAL_TOKENS = _metric("retrieval_tokens_total", "counter", "retrieval tokens of secrets: made, used, refused")
+RETRIEVAL_REFUSALS = _metric(
+    "retrieval_tokens_refused_total", "counter", "refused retrieval tokens: expired, reused or unknown"
+)
 
 # ---------------------------------------------------------------- alerts and traces
 
