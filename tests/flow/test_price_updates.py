@@ -79,9 +79,25 @@ async def test_cache_row_has_expected_form(fleet: PriceFleet) -> None:
             "flex": {f"input{unit}": 30_000, f"output{unit}": 120_000, f"cache_read{unit}": 7500},
         },
         "latencies": {},
+        "model_label": "economy",
+        "tier": "default",
+        "family": "nova",
+        "description": f"{NOVA} in us-east-1, on demand, from the AWS Price List",
+        f"input{unit}": 60_000,
+        f"output{unit}": 240_000,
         "fetched_at_epoch": int(NOON),
         "expires_at_epoch": int(NOON + 3 * DAY),
     }
+
+
+async def test_cached_row_of_unclear_prices_names_its_label_and_has_no_price(fleet: PriceFleet) -> None:
+    fleet.server.products = [each for each in fleet.server.products if "Nova" not in str(each)]
+    await fleet.start_sidecar()
+    row = await fleet.row(NOVA, "2026-11-18")
+    assert row is not None
+    assert (row["model_label"], row["family"]) == ("economy", "nova")
+    assert "unclear" in row
+    assert not any("price" in name for name in row)
 
 
 async def test_negotiated_prices_are_kept(fleet: PriceFleet) -> None:

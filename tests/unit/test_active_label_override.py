@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime, timedelta
 from typing import Any, cast
 
 import pytest
 from price_keeper.budgets.active_label import (
     Override,
+    build_move,
     clear_override,
     parse_override,
     parse_override_version,
     set_override,
 )
+from price_keeper.budgets.effective_settings import resolve_settings
+from price_keeper.config.config_sections import DefaultsConfig
 from price_keeper.domain import Scope
 from price_keeper.errors import ConfigError
 from price_keeper.org_calendar import Period, find_span, load_zone
@@ -154,3 +158,22 @@ async def test_concurrent_overrides_each_get_a_version(exact_store: Store) -> No
     assert parse_override(item, NOW) == max(overrides, key=lambda each: each.version)
     assert item is not None
     assert item["active_model_index"] == 1
+
+
+@pytest.mark.parametrize("day", ["2026-11-18", "2026-11-01", "2026-03-08"], ids=["plain", "25 hours", "23 hours"])
+def test_fallback_expires_an_hour_after_the_next_local_midnight(day: str) -> None:
+    zone = load_zone("America/New_York")
+    noon = datetime.fromisoformat(f"{day}T12:00:00").replace(tzinfo=zone)
+    org: dict[str, Any] = {
+        "timezone": zone.key,
+        "quota_scope": "APP",
+        "model_ordering": list(ORDERING),
+        "quotas": dict.fromkeys(ORDERING, 1),
+    }
+    settings = resolve_settings(org, None, DefaultsConfig(), ORDERING, noon.timestamp())
+    move = build_move(1, 0, SCOPE, find_span(Period.DAY, noon.timestamp(), zone), settings, noon.timestamp())
+    expiry = move.set[EXPIRY_ATTRIBUTE]
+    assert isinstance(expiry, int)
+    assert datetime.fromtimestamp(expiry, zone).replace(tzinfo=None) == datetime.fromisoformat(
+        f"{day}T01:00:00"
+    ) + timedelta(days=1)

@@ -38,10 +38,9 @@ from price_keeper.stores.contract import (
 )
 
 LABEL_ATTRIBUTE, INDEX_ATTRIBUTE, VERSION_ATTRIBUTE = "active_model_label", "active_model_index", "ordering_version"
-ACTIVE_LABEL_RETENTION_SECONDS = 2 * 86_400  # after the end of the period, which in a time zone further west is later
+RETENTION_SECONDS = 3600  # after the end of the period
 MAX_REASON_LENGTH = 200
 MAX_WHO_LENGTH = 128
-OVERRIDE_RETENTION_SECONDS = 3600  # after the end of its period
 _OVERRIDE_ATTRIBUTES = ("override_label", "override_reason", "override_who", "override_until_epoch")
 _OVERRIDE_VERSION = "override_version"
 
@@ -72,7 +71,7 @@ def build_move(
             "reason": "QUOTA_EXCEEDED",
             "previous_model_label": settings.ordering[index_before],
             "activated_at_epoch": int(now),
-            EXPIRY_ATTRIBUTE: span.end + ACTIVE_LABEL_RETENTION_SECONDS,
+            EXPIRY_ATTRIBUTE: span.end + RETENTION_SECONDS,
         },
         condition=_build_forward_condition(index, settings.version),
     )
@@ -165,7 +164,7 @@ async def set_override(
     async def attempt() -> Override:
         before = await store.get(key, consistent=True)
         # The item is retained for some time after the period, and no shorter than another writer has asked for.
-        kept = max(span.end + OVERRIDE_RETENTION_SECONDS, _read_expiry(before))
+        kept = max(span.end + RETENTION_SECONDS, _read_expiry(before))
         override = Override(label, reason, who, float(ends), parse_override_version(before) + 1)
         change = Update(
             key,

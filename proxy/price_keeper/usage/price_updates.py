@@ -33,6 +33,7 @@ from price_keeper.telemetry.metrics import PRICE_AGE_SECONDS, PRICE_SOURCE_INFO,
 from price_keeper.usage.price_list import Product, UnclearPrices, identify_model, select_prices
 from price_keeper.usage.price_list_client import PriceListUnreadable
 from price_keeper.usage.price_table import (
+    DEFAULT_TIER,
     PRICE_DIMENSIONS,
     ListedPrices,
     PriceSource,
@@ -76,19 +77,24 @@ class CachedPrices(NamedTuple):
     read_at: float
 
 
-def build_cache_row(found: ListedPrices | UnclearPrices, now: float) -> Item:
+def build_cache_row(found: ListedPrices | UnclearPrices, now: float, description: Item) -> Item:
+    """`description` says whose prices these are, for people; `parse_cache_row` does not read it."""
     prices = _encode_prices(found) if isinstance(found, ListedPrices) else {"unclear": found.reason}
-    return {**prices, "fetched_at_epoch": int(now), EXPIRY_ATTRIBUTE: int(now) + CACHE_TTL_SECONDS}
+    return {**description, **prices, "fetched_at_epoch": int(now), EXPIRY_ATTRIBUTE: int(now) + CACHE_TTL_SECONDS}
 
 
 def _encode_prices(listed: ListedPrices) -> dict[str, Any]:
-    return {
-        name: {
-            mode: {dimension + _UNIT_SUFFIX: price for dimension, price in table.items()}
-            for mode, table in tables.items()
-        }
+    """All prices by tier and latency mode, and beside them input and output of the default tier."""
+    tables: dict[str, Any] = {
+        name: {mode: _encode_table(table) for mode, table in tables.items()}
         for name, tables in listed._asdict().items()
     }
+    default = listed.tiers.get(DEFAULT_TIER, {})
+    return tables | _encode_table({name: default[name] for name in ("input", "output") if name in default})
+
+
+def _encode_table(table: Mapping[str, int]) -> dict[str, int]:
+    return {dimension + _UNIT_SUFFIX: price for dimension, price in table.items()}
 
 
 def parse_cache_row(day: str, item: Item) -> CachedPrices:
@@ -128,6 +134,7 @@ class _ModelRegion(NamedTuple):
 @dataclass(slots=True, eq=False)
 class _LabelPrices:
     label: str
+    family: str
     model_region: _ModelRegion
     configured: PriceTable
     follows_list: bool  # whether listed prices take precedence over the configuration's
@@ -243,9 +250,15 @@ class PriceTables:
 
     def _build_row(self, model_region: _ModelRegion, products: Sequence[Product]) -> Item:
         model = self._model_by_region[model_region]
-        return build_cache_row(
-            UnclearPrices(_UNIDENTIFIED_MODEL) if model is None else select_prices(model, products), self._clock.now()
-        )
+        found = UnclearPrices(_UNIDENTIFIED_MODEL) if model is None else select_prices(model, products)
+        label = next(place for place in self._labels if place.model_region == model_region)
+        description: Item = {
+            "model_label": label.label,
+            "tier": DEFAULT_TIER,
+            "family": label.family,
+            "description": f"{model_region.model} in {model_region.region}, on demand, from the AWS Price List",
+        }
+        return build_cache_row(found, self._clock.now(), description)
 
     async def _read_cache(self, model_region: _ModelRegion, today: str) -> None:
         if self._model_by_region[model_region] is None:
@@ -339,7 +352,7 @@ def _build_label_prices(config: Config) -> Iterator[_LabelPrices]:
             for endpoint in label.endpoints
         }
         for wanted, table in (tables or {_ModelRegion(label.model, config.upstream.region): label_table}).items():
-            yield _LabelPrices(name, wanted, table, follows, table)
+            yield _LabelPrices(name, label.format, wanted, table, follows, table)
 
 
 def add_price_metrics(telemetry: MetricsRegistry, price_tables: Callable[[], PriceTables]) -> None:
