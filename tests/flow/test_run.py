@@ -120,6 +120,18 @@ def test_default_configuration_is_valid() -> None:
     assert "premium, standard, economy" in checked.stdout
 
 
+def test_check_config_lists_derived_prices(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(
+        "labels: {one: {model: anthropic.m, format: anthropic, prices_usd_per_1m: {input: 3, output: 15}}}"
+    )
+    lines = price_keeper("check-config", folder=tmp_path).stdout.splitlines()
+    expected = {"cache_read": "0.3", "cache_write_5m": "3.75", "cache_write_1h": "6"}
+    told = ", ".join(f"{name} {usd}" for name, usd in expected.items())
+    assert lines[1:] == [f"one: derived from the price of input, in USD per million tokens: {told}"]
+    document = json.loads(price_keeper("check-config", "--json", folder=tmp_path).stdout)
+    assert document["derived_prices_usd_per_1m"] == {"one": expected}
+
+
 @pytest.mark.parametrize("arguments", [["tables", "nonsense"], ["nonsense"], ["dev", "--control-port", "x"]])
 def test_command_mistake_shows_usage(tmp_path: Path, arguments: list[str]) -> None:
     refused = price_keeper(*arguments, folder=tmp_path)

@@ -80,6 +80,10 @@ def test_prices_come_from_price_list_unless_negotiated() -> None:
     assert parse_config(label("    price_source: config"), "", {}).labels["one"].price_source == "config"
 
 
+def test_anthropic_label_needs_no_cache_prices() -> None:
+    assert parse_config(label(format="anthropic"), "", {}).labels["one"].prices_usd_per_1m.cache_read is None
+
+
 def test_unlabelled_models_may_have_default_price() -> None:
     price = "{input: 1, output: 2, cache_read: 3, cache_write_5m: 4, cache_write_1h: 5}"
     found = read(f"unlabelled: meter\ndefault_price: {price}").default_price
@@ -118,20 +122,6 @@ def test_model_id_is_accepted(model: str) -> None:
         ),
         (label(prices="{output: 2}"), "5: labels.one.prices_usd_per_1m.input: required, but missing"),
         (
-            label(format="anthropic", prices="{input: 1, output: 1, cache_read: 1, cache_write_5m: 1}"),
-            "5: labels.one.prices_usd_per_1m.cache_write_1h: required, but missing: "
-            "models of format anthropic read and write caches",
-        ),
-        (
-            label(
-                format="anthropic",
-                prices="\n      {input: 1, output: 1, cache_read: 1, cache_write_5m: 1, cache_write_1h: 1,"
-                "\n      service_tiers: {flex: {input: 1, output: 1, cache_read: 1, cache_write_5m: 1}}}",
-            ),
-            "7: labels.one.prices_usd_per_1m.service_tiers.flex.cache_write_1h: required, but missing: "
-            "models of format anthropic read and write caches",
-        ),
-        (
             label(prices="{input: 1, output: 1, service_tiers: {flexx: {input: 1, output: 1}}}"),
             "5: labels.one.prices_usd_per_1m.service_tiers.flexx: "
             'expected one of flex, priority, reserved (did you mean "flex"?)',
@@ -159,37 +149,8 @@ def test_model_id_is_accepted(model: str) -> None:
             )
         ),
         (
-            label(
-                format="anthropic",
-                prices="\n      {input: 1, output: 1, cache_read: 1, cache_write_5m: 1, cache_write_1h: 1,"
-                "\n      long_context: {above_input_tokens: 9000, input: 1, output: 1, cache_read: 1, "
-                "cache_write_5m: 1}}",
-            ),
-            "7: labels.one.prices_usd_per_1m.long_context.cache_write_1h: required, but missing: "
-            "models of format anthropic read and write caches",
-        ),
-        (
             label(prices="{input: 1, output: 1, service_tiers: {default: {input: 1, output: 1}}}"),
             "5: labels.one.prices_usd_per_1m.service_tiers.default: expected one of flex, priority, reserved",
-        ),
-        (
-            label(
-                format="anthropic",
-                prices="\n      {input: 1, output: 1, cache_read: 1, cache_write_5m: 1, cache_write_1h: 1,"
-                "\n      latency_optimized: {input: 1, output: 1, cache_write_5m: 1, cache_write_1h: 1}}",
-            ),
-            "7: labels.one.prices_usd_per_1m.latency_optimized.cache_read: required, but missing: "
-            "models of format anthropic read and write caches",
-        ),
-        (
-            label(
-                "    endpoints:\n    - region: us-east-1\n    - region: us-west-2\n"
-                "      prices_usd_per_1m: {input: 1, output: 1, cache_read: 1, cache_write_5m: 1}\n",
-                format="anthropic",
-                prices="{input: 1, output: 1, cache_read: 1, cache_write_5m: 1, cache_write_1h: 1}",
-            ),
-            "9: labels.one.endpoints.1.prices_usd_per_1m.cache_write_1h: required, but missing: "
-            "models of format anthropic read and write caches",
         ),
         (
             label(

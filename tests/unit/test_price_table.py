@@ -6,6 +6,7 @@ from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -26,6 +27,7 @@ from price_keeper.usage.price_table import (
     PriceTable,
     build_label_price_table,
     build_price_table,
+    describe_derived,
     find_implausible_prices,
     overlay_prices,
     price_usage,
@@ -342,3 +344,70 @@ def test_unconfigured_kind_is_compared_with_input_price(kind: str, price: int, i
 def test_zero_price_is_plausible_only_if_configured_zero() -> None:
     assert find_implausible_prices(build_price_table(NOVA), listed(default={"cache_write_5m": 0})) == ""
     assert find_implausible_prices(build_price_table(NOVA), listed(default={"cache_write_5m": 1})) != ""
+
+
+# Derived cache prices.
+
+
+def anthropic(prices: PricesConfig) -> PriceTable:
+    return build_label_price_table(LabelConfig("anthropic.m", "anthropic", prices))
+
+
+def test_anthropic_label_with_input_and_output_alone_has_the_published_cache_prices() -> None:
+    table = anthropic(PricesConfig(*usd("3 15")))
+    assert table.tiers["default"] == PicoPrices(3_000_000, 15_000_000, 300_000, 3_750_000, 6_000_000)
+    assert table.version.endswith("+derived")
+    assert table.pricer.description == f"config {table.version}"
+    assert describe_derived(table) == {"cache_read": "0.3", "cache_write_5m": "3.75", "cache_write_1h": "6"}
+    cost = price_usage(table, Usage(10, 1, 100, 1000, 10000))
+    assert cost == Cost(30_000_000 + 15_000_000 + 100 * 300_000 + 1000 * 3_750_000 + 10000 * 6_000_000)
+
+
+def test_configured_cache_price_is_never_replaced_by_a_derived_one() -> None:
+    table = anthropic(PricesConfig(*usd("3 15 0.42")))
+    assert table.tiers["default"] == PicoPrices(3_000_000, 15_000_000, 420_000, 3_750_000, 6_000_000)
+    assert describe_derived(table).keys() == {"cache_write_5m", "cache_write_1h"}
+    whole = anthropic(CLAUDE)
+    assert (whole.derived, whole.version) == (frozenset(), build_price_table(CLAUDE).version)
+
+
+def test_each_tier_mode_and_context_length_derives_from_its_own_input() -> None:
+    prices = PricesConfig(
+        *usd("3 15 0.30 3.75 6"),
+        service_tiers=MappingProxyType({"flex": TierPrices(*usd("1.5 7.5"))}),
+        latency_optimized=TierPrices(*usd("4 20")),
+        long_context=LongContext(*usd("6 22.5"), above_input_tokens=200_000),
+    )
+    table = anthropic(prices)
+    assert table.tiers["flex"][2:] == (150_000, 1_875_000, 3_000_000)
+    assert table.latencies["optimized"][2:] == (400_000, 5_000_000, 8_000_000)
+    assert table.long_context is not None
+    assert table.long_context.prices[2:] == (600_000, 7_500_000, 12_000_000)
+    assert describe_derived(table).keys() == {
+        f"{path}.{name}"
+        for path in ("service_tiers.flex", "latency_optimized", "long_context")
+        for name in ("cache_read", "cache_write_5m", "cache_write_1h")
+    }
+
+
+def test_derived_price_is_rounded_up_and_never_free() -> None:
+    table = anthropic(PricesConfig(*usd("0.000001 1")))
+    assert table.tiers["default"][2:] == (1, 2, 2)
+
+
+@pytest.mark.parametrize("format", ["nova", "openai", "llama"])
+def test_other_formats_derive_nothing(format: Any) -> None:
+    table = build_label_price_table(LabelConfig("m", format, PricesConfig(*usd("3 15"))))
+    assert table.tiers["default"] == PicoPrices(3_000_000, 15_000_000, None, None, None)
+    assert price_usage(table, Usage(0, 0, 1)).flags == UNKNOWN
+
+
+def test_listed_price_of_input_is_what_the_rest_is_derived_from() -> None:
+    configured = anthropic(PricesConfig(*usd("3 15")))
+    table = overlay_prices(configured, listed(default={"input": 4_000_000, "output": 20_000_000}), "2026-11-18")
+    assert table.tiers["default"] == PicoPrices(4_000_000, 20_000_000, 400_000, 5_000_000, 8_000_000)
+    assert (table.source, table.version) == ("aws", "2026-11-18+derived")
+    again = overlay_prices(configured, listed(default=WHOLE), "2026-11-19")
+    assert again.tiers["default"] == PicoPrices(3_300_000, 16_500_000, 330_000, 4_125_000, 6_600_000)
+    whole = overlay_prices(configured, listed(default=WHOLE | WRITES), "2026-11-20")
+    assert (whole.source, whole.version, whole.derived) == ("aws", "2026-11-20", frozenset())

@@ -16,10 +16,11 @@ from price_keeper.cli.output import Progress, print_json, print_lines
 from price_keeper.cli.store_selection import describe_labels, load_config_at
 from price_keeper.cli.terminal import GREEN, RED, paint
 from price_keeper.clock import SystemClock
-from price_keeper.config import StoreConfig
+from price_keeper.config import Config, StoreConfig
 from price_keeper.stores import cloudformation, sqlite_file
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE
 from price_keeper.stores.schema import TABLES
+from price_keeper.usage.price_table import build_label_price_table, describe_derived
 
 
 def run_check_config(args: Namespace) -> int:
@@ -28,11 +29,32 @@ def run_check_config(args: Namespace) -> int:
         from price_keeper.alerts.alert_setup import load_checked_secret
 
         load_checked_secret(config.alerts.webhook, os.environ)
+    derived = _find_derived_prices(config)
     if args.json:
-        print_json({"config": str(args.config), "is_good": True, "labels": list(config.labels)})
+        document = {"config": str(args.config), "is_good": True, "labels": list(config.labels)}
+        print_json(document | {"derived_prices_usd_per_1m": derived})
     else:
         print_lines([f"{args.config}: " + paint("good", GREEN) + f", with {describe_labels(config)}"])
+        for label, prices in derived.items():
+            listed = ", ".join(f"{name} {usd}" for name, usd in prices.items())
+            print_lines([f"{label}: derived from the price of input, in USD per million tokens: {listed}"])
     return 0
+
+
+def _find_derived_prices(config: Config) -> dict[str, dict[str, str]]:
+    """The cache prices that the configuration does not name, by label, and by where they would stand."""
+    found: dict[str, dict[str, str]] = {}
+    for name, label in config.labels.items():
+        tables = {"": build_label_price_table(label)}
+        for number, endpoint in enumerate(label.endpoints):
+            if endpoint.prices_usd_per_1m is not None:
+                tables[f"endpoints.{number}."] = build_label_price_table(label, endpoint)
+        derived = {
+            f"{place}{path}": usd for place, table in tables.items() for path, usd in describe_derived(table).items()
+        }
+        if derived:
+            found[name] = derived
+    return found
 
 
 def run_tables_create(args: Namespace) -> int:

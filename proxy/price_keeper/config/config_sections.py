@@ -134,39 +134,6 @@ class EndpointConfig:
     allow_insecure: bool = False
 
 
-# Models of these formats use prompt caches in every region, so their labels need cache prices.
-_CACHE_PRICES_BY_FORMAT: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"anthropic": ("cache_read", "cache_write_5m", "cache_write_1h")}
-)
-
-
-def find_missing_cache_prices(
-    path: tuple[str, ...],
-    prices: TierPrices,
-    reason: str,
-    names: tuple[str, ...] = _CACHE_PRICES_BY_FORMAT["anthropic"],
-) -> Iterator[RuleViolation]:
-    for name in names:
-        if getattr(prices, name) is None:
-            yield (*path, name), f"required, but missing: {reason}"
-
-
-def caches_have_prices(
-    format: Format, prices_usd_per_1m: PricesConfig, endpoints: tuple[EndpointConfig, ...]
-) -> Iterator[RuleViolation]:
-    if format not in _CACHE_PRICES_BY_FORMAT:
-        return
-    reason = f"models of format {format} read and write caches"
-    tables = [(("prices_usd_per_1m",), prices_usd_per_1m)] + [
-        (("endpoints", str(number), "prices_usd_per_1m"), endpoint.prices_usd_per_1m)
-        for number, endpoint in enumerate(endpoints)
-        if endpoint.prices_usd_per_1m is not None
-    ]
-    for path, table in tables:
-        for below, prices in table.iterate_tables():
-            yield from find_missing_cache_prices((*path, *below), prices, reason, _CACHE_PRICES_BY_FORMAT[format])
-
-
 def places_have_one_price(model: str, endpoints: tuple[EndpointConfig, ...]) -> Iterator[RuleViolation]:
     first: dict[tuple[str, str], int] = {}
     for number, endpoint in enumerate(endpoints):
@@ -178,7 +145,7 @@ def places_have_one_price(model: str, endpoints: tuple[EndpointConfig, ...]) -> 
 
 @dataclass(frozen=True, slots=True)
 class LabelConfig:
-    rules = (caches_have_prices, places_have_one_price)
+    rules = (places_have_one_price,)
 
     model: str = field(metadata=constraints(must_be.model))
     format: Format
@@ -495,8 +462,10 @@ def metering_has_prices(unlabelled: str, default_price: TierPrices | None) -> It
     if unlabelled == "meter" and default_price is None:
         yield ("default_price",), "required with unlabelled: meter"
     if default_price is not None:
-        reason = "the model may be one that reads and writes caches"
-        yield from find_missing_cache_prices(("default_price",), default_price, reason)
+        for name in ("cache_read", "cache_write_5m", "cache_write_1h"):
+            if getattr(default_price, name) is None:
+                why = "the model may be one that reads and writes caches"
+                yield ("default_price", name), f"required, but missing: {why}"
 
 
 def models_have_one_label(labels: Mapping[str, LabelConfig]) -> Iterator[RuleViolation]:

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any, cast, get_args
 
 from price_keeper.config import value_checks as must_be
-from price_keeper.config.config_sections import EndpointConfig, Format, LabelConfig, PricesConfig, caches_have_prices
+from price_keeper.config.config_sections import EndpointConfig, Format, LabelConfig, PricesConfig
 from price_keeper.domain import ResolvedLabel
 from price_keeper.stores.contract import Item
 from price_keeper.usage.price_table import PriceTable, build_label_price_table
@@ -68,8 +68,6 @@ def parse_profile(name: str, item: Item) -> InferenceProfile:
     if format not in get_args(Format):
         raise ValueError(f"format: expected one of {', '.join(get_args(Format))}")
     prices = _parse_prices(item.get("prices_usd_per_1m"))
-    for path, complaint in caches_have_prices(cast(Format, format), prices, ()):
-        raise ValueError(f"{'.'.join(path)}: {complaint}")
     endpoint = EndpointConfig(arn.split(":")[3])
     label = LabelConfig(arn, cast(Format, format), prices, price_source="config", endpoints=(endpoint,))
     return InferenceProfile(name, label, build_label_price_table(label))

@@ -9,7 +9,7 @@ never free.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
 from hashlib import sha256
@@ -23,6 +23,11 @@ PRICE_UNKNOWN: Final = "price_unknown"  # some usage has no price of its own and
 PRICE_DIMENSIONS: Final = PicoPrices._fields
 DEFAULT_TIER: Final = "default"
 LATENCY_OPTIMIZED: Final = "optimized"
+LONG_CONTEXT: Final = "long_context"
+
+# What Anthropic publishes of cache prices, in hundredths of the price of input.
+CACHE_MULTIPLES: Final = MappingProxyType({"cache_read": 10, "cache_write_5m": 125, "cache_write_1h": 200})
+DERIVED_SUFFIX: Final = "+derived"  # of a version with cache prices that follow these multiples
 
 MAX_PRICE_RATIO: Final = 10  # between a listed and the configured price; beyond it the listed one was misread
 
@@ -67,6 +72,8 @@ class PriceTable:
     version: str  # equal for equal prices from the same source
     source: PriceSource
     long_context: LongContextPrices | None = None
+    derives_cache_prices: bool = False  # missing ones follow CACHE_MULTIPLES
+    derived: frozenset[tuple[str, str]] = frozenset()  # tier, mode or LONG_CONTEXT, and dimension
     highest_prices: tuple[int, ...] = field(init=False, repr=False, compare=False)  # per dimension, over all tables
     default_prices: PicoPrices = field(init=False, repr=False, compare=False)
     default_up_to_tokens: int = field(init=False, repr=False, compare=False)  # of input
@@ -139,7 +146,66 @@ def build_price_table(prices: TierPrices) -> PriceTable:
 
 
 def build_label_price_table(label: LabelConfig, endpoint: EndpointConfig | None = None) -> PriceTable:
-    return build_price_table(label.prices_usd_per_1m if endpoint is None else label.prices_at(endpoint))
+    """Build the table of a label's configured prices. Of an Anthropic model, missing cache prices are derived."""
+    table = build_price_table(label.prices_usd_per_1m if endpoint is None else label.prices_at(endpoint))
+    return derive_cache_prices(table) if label.format == "anthropic" else table
+
+
+def derive_cache_prices(table: PriceTable) -> PriceTable:
+    """Fill in missing cache prices by CACHE_MULTIPLES, from the price of input beside them."""
+    derived: set[tuple[str, str]] = set()
+
+    def fill(name: str, prices: PicoPrices) -> PicoPrices:
+        # Rounded up, as usage must never cost less than it does at Bedrock.
+        missing = {
+            dimension: -(-prices.input * hundredths // 100)
+            for dimension, hundredths in CACHE_MULTIPLES.items()
+            if getattr(prices, dimension) is None
+        }
+        derived.update((name, dimension) for dimension in missing)
+        return prices._replace(**missing)
+
+    filled = _map_prices(table, fill)
+    version = filled.version + (DERIVED_SUFFIX if derived else "")
+    return replace(filled, version=version, derives_cache_prices=True, derived=frozenset(derived))
+
+
+def describe_derived(table: PriceTable) -> dict[str, str]:
+    """The derived prices in USD per million tokens, by where they would stand in the configuration."""
+    places = [
+        ("" if name == DEFAULT_TIER else f"service_tiers.{name}.", name, each) for name, each in table.tiers.items()
+    ]
+    places += [(f"latency_{name}.", name, each) for name, each in table.latencies.items()]
+    if table.long_context is not None:
+        places.append((f"{LONG_CONTEXT}.", LONG_CONTEXT, table.long_context.prices))
+    return {
+        path + dimension: _format_usd(getattr(prices, dimension))
+        for path, name, prices in places
+        for dimension in CACHE_MULTIPLES
+        if (name, dimension) in table.derived
+    }
+
+
+def _remove_derived(table: PriceTable) -> PriceTable:
+    """The table as it was before its missing prices were derived."""
+
+    def clear(name: str, prices: PicoPrices) -> PicoPrices:
+        cache = (None if (name, each) in table.derived else getattr(prices, each) for each in CACHE_MULTIPLES)
+        return PicoPrices(prices.input, prices.output, *cache)
+
+    version = table.version.removesuffix(DERIVED_SUFFIX)
+    return replace(_map_prices(table, clear), version=version, derived=frozenset())
+
+
+def _map_prices(table: PriceTable, change: Callable[[str, PicoPrices], PicoPrices]) -> PriceTable:
+    """Change the prices of each tier, each latency mode and long contexts."""
+    long = table.long_context
+    return replace(
+        table,
+        tiers=MappingProxyType({name: change(name, prices) for name, prices in table.tiers.items()}),
+        latencies=MappingProxyType({name: change(name, prices) for name, prices in table.latencies.items()}),
+        long_context=None if long is None else long._replace(prices=change(LONG_CONTEXT, long.prices)),
+    )
 
 
 def _digest(
@@ -168,7 +234,14 @@ class ListedPrices(NamedTuple):
 
 
 def overlay_prices(configured: PriceTable, listed: ListedPrices, day: str) -> PriceTable:
-    """Overlay listed prices. The configuration's hold where none is listed, and always for long contexts."""
+    """Overlay listed prices. The configuration's hold where none is listed, and always for long contexts. Derived
+    prices are derived again, from the resulting price of input."""
+    if configured.derives_cache_prices:
+        return derive_cache_prices(_overlay_prices(_remove_derived(configured), listed, day))
+    return _overlay_prices(configured, listed, day)
+
+
+def _overlay_prices(configured: PriceTable, listed: ListedPrices, day: str) -> PriceTable:
     tiers, long = _overlay_tables(configured.tiers, listed.tiers), configured.long_context
     latencies = _overlay_tables(configured.latencies, listed.latencies)
     if long is None and _lists_every_price(listed.tiers, tiers) and _lists_every_price(listed.latencies, latencies):
