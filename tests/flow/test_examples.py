@@ -132,6 +132,8 @@ def test_help_example_runs(place: Place, command: CommandParser, line: str) -> N
         assert place.call("override", "set", "Acme", "--app", "shop", "economy", "--reason", "test").returncode == 0
     if command.prog == "price-keeper session show":
         assert place.call("session", "revoke", *REVOKED).returncode == 0
+    if command.prog == "price-keeper org key":
+        assert place.call("org", "key", "Acme").returncode == 0
     line = _here(line)
     words = shlex.split(line)
     done = place.call(*words[1:]) if re.fullmatch(r"""[\w ./:"+=-]+""", line) else place.shell(line)
@@ -183,6 +185,7 @@ ASKED = {
     "org put": ("Acme", "acme.yaml"),
     "org show": ("Acme",),
     "org list": (),
+    "org key": ("Acme",),
     "app put": ("Acme", "second", "shop.yaml"),
     "app show": ("Acme", "shop"),
     "app list": ("Acme",),

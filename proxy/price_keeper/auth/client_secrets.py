@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from typing import NamedTuple
 
 import bcrypt
 from cachetools import LRUCache
@@ -43,6 +44,18 @@ PREVIOUS_SECRET_HASH = "client_secret_previous_hash"
 SECRET_CREATED_AT = "client_secret_created_at_epoch"
 GRACE_ENDS_AT = "client_secret_rotation_grace_expires_at_epoch"  # until then the previous secret is valid too
 SESSIONS_GENERATION = "client_sessions_generation"  # how often all sessions of the client were ended at once
+
+
+class HashAttributes(NamedTuple):
+    """Where an item has the hashes of one kind of secret, and what a secret of that kind is tagged for."""
+
+    newest: str
+    previous: str
+    grace_ends_at: str
+    purpose: str
+
+
+CLIENT_SECRET = HashAttributes(SECRET_HASH, PREVIOUS_SECRET_HASH, GRACE_ENDS_AT, "secret of")
 
 MAX_CONCURRENT_COMPARISONS = 2
 MAX_QUEUED_COMPARISONS = 64  # of one secret each; further ones would be answered too late
@@ -97,6 +110,7 @@ class ClientVerifier:
         lookup_throttle: LookupThrottle | None = None,
         monotonic: Callable[[], float] | None = None,
         tagger: SecretTagger = NO_TAGS,
+        attributes: HashAttributes = CLIENT_SECRET,
     ) -> None:
         """`lookup_throttle` limits the reads that any sender can cause.
 
@@ -108,6 +122,7 @@ class ClientVerifier:
         self._monotonic = monotonic or now
         self._lookup_throttle = lookup_throttle or LookupThrottle(SystemClock())
         self._tagger = tagger
+        self._attributes = attributes
         self._digest_key = secrets.token_bytes(32)
         self._cached = LRUCache[Scope, _CachedHashes](MAX_CACHED_CLIENTS)
         self._cached_absent = LRUCache[Scope, _CachedHashes](MAX_CACHED_CLIENTS)
@@ -192,7 +207,8 @@ class ClientVerifier:
         A tagged secret belonged to a client once. If it is not valid any more, it causes at most one read per
         REREAD_SECONDS.
         """
-        if self._tagger.is_tagged(_secret_purpose(build_client_id(scope.org, scope.app)), base64.b64decode(secret)):
+        purpose = f"{self._attributes.purpose} {build_client_id(scope.org, scope.app)}"
+        if self._tagger.is_tagged(purpose, base64.b64decode(secret)):
             return False
         cached = self._cached.get(scope)
         if cached is None:
@@ -255,7 +271,7 @@ class ClientVerifier:
                 item = await self._store.get(client_item_key(scope), consistent=True)
             except StoreError:
                 raise Busy("secrets cannot be checked while the store is away", retry_after=5) from None
-        read = _parse_hashes(item or {}, moment)
+        read = _parse_hashes(item or {}, moment, self._attributes)
         is_client = bool(read.hashes)
         known, other = (self._cached, self._cached_absent) if is_client else (self._cached_absent, self._cached)
         known[scope] = read
@@ -310,9 +326,9 @@ def client_item_key(scope: Scope) -> Key:
     return schema.org_config_key(scope.org) if scope.app is None else schema.app_config_key(scope.org, scope.app)
 
 
-def _parse_hashes(item: Item, moment: float) -> _CachedHashes:
+def _parse_hashes(item: Item, moment: float, attributes: HashAttributes) -> _CachedHashes:
     """Read the hashes of an item. Without a newest hash there is no client, and without its end there is no grace."""
-    newest, previous, ends = item.get(SECRET_HASH), item.get(PREVIOUS_SECRET_HASH), item.get(GRACE_ENDS_AT)
+    newest, previous, ends = (item.get(name) for name in attributes[:3])
     if not isinstance(newest, str):
         return _CachedHashes((), 0.0, moment)
     generation = read_generation(item)
@@ -338,12 +354,8 @@ def _precheck(hashed: bytes, secret: bytes) -> bytes:
     return hmac.digest(hashed, secret, "sha256")[:_PRECHECK_BYTES].hex().encode()
 
 
-def make_secret(client_id: str = "", tagger: SecretTagger = NO_TAGS) -> str:
-    return base64.b64encode(tagger.make_secret(_secret_purpose(client_id))).decode()
-
-
-def _secret_purpose(client_id: str) -> str:
-    return f"secret of {client_id}"
+def make_secret(client_id: str = "", tagger: SecretTagger = NO_TAGS, purpose: str = CLIENT_SECRET.purpose) -> str:
+    return base64.b64encode(tagger.make_secret(f"{purpose} {client_id}")).decode()
 
 
 def hash_secret(secret: str) -> bytes:

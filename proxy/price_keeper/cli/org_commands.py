@@ -1,4 +1,5 @@
-"""`price-keeper org` and `price-keeper app`: put, show and list the settings of orgs and apps, through the control API.
+"""`price-keeper org` and `price-keeper app`: put, show and list the settings of orgs and apps, through the control API;
+an org's administrator key.
 
 The first put also prints how the new client secret is fetched, once.
 """
@@ -18,6 +19,7 @@ from price_keeper.cli.api_client import (
     check_response_shape,
     fetch_app,
     fetch_org,
+    read_visible_text,
     resolve_org_id,
 )
 from price_keeper.cli.output import CommandError, format_columns, print_json, print_lines
@@ -86,6 +88,29 @@ def _build_org_row(view: SettingsView) -> tuple[str, ...]:
     in_force = view.record["in_force"]
     quotas = f"{'for the org' if view.applies_to_org else 'for each app'}, by {in_force['period']}"
     return view.name, str(view.record["org"]), str(in_force["timezone"]), quotas, view.ordering or "no budget"
+
+
+def run_org_key(args: Namespace) -> int:
+    admin = AdminClient(args)
+    org = resolve_org_id(admin, args.org)
+    path = f"{build_scope_path(org)}/admin-key"
+    if args.remove:
+        response = admin.request("DELETE", path, hints=ORG_MISSING_HINT)
+        if args.json:
+            print_json(response)
+        else:
+            print_lines([f"{org}: it has no administrator key any more"])
+        return 0
+    try:
+        response = admin.request("POST", path, {"grace_hours": args.grace}, ORG_MISSING_HINT)
+    except ApiOutcomeUnknown as failure:
+        raise ApiOutcomeUnknown(f"{failure}. Run it again: a key that was made is lost with the response") from None
+    key = read_visible_text(response, "admin_key", admin.api.url)
+    if args.json:
+        print_json(response)
+    else:
+        print_lines([key])
+    return 0
 
 
 def run_app_put(args: Namespace) -> int:

@@ -218,7 +218,23 @@ def _add_org(root: CommandParser) -> None:
     listing = org.add_command(
         "list", "list the orgs", "", ("All of them", "price-keeper org list"), target="org_commands.run_org_list"
     )
-    _add_control_api_options(put, show, listing)
+    key = org.add_command(
+        "key",
+        "create an org's administrator key, or its next one, and print it",
+        "With it as admin key, this org and its apps can be created, changed and shown, and nothing else. It is shown "
+        "only here. The key so far stays good for the grace, so that nothing stops.",
+        ("The first one", "price-keeper org key Acme > acme.key"),
+        ("The next one, after the key has leaked", "price-keeper org key Acme --grace 0 > acme.key"),
+        ("None any more", "price-keeper org key Acme --remove"),
+        target="org_commands.run_org_key",
+    )
+    add_org_argument(key)
+    text = f"how long the key so far stays good, 0 to 168; default: {DEFAULT_GRACE_HOURS}"
+    key.add_argument(
+        "--grace", type=shared_arguments.parse_grace_hours, default=DEFAULT_GRACE_HOURS, metavar="HOURS", help=text
+    )
+    key.add_argument("--remove", action="store_true", help="remove the key, with the one that is in its grace")
+    _add_control_api_options(put, show, listing, key)
 
 
 def _add_app(root: CommandParser) -> None:

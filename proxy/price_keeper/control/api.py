@@ -29,6 +29,7 @@ _ROUTE_TABLES = (
     org_endpoints.ORG_ROUTES,
     client_endpoints.CREDENTIAL_ROUTES,
     client_endpoints.SESSION_ROUTES,
+    client_endpoints.ORG_KEY_ROUTES,
     budget_endpoints.OVERRIDE_ROUTES,
     profile_endpoints.PROFILE_ROUTES,
     org_endpoints.AUDIT_ROUTES,

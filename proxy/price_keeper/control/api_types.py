@@ -35,6 +35,7 @@ class AccessLevel(Enum):
 
     PUBLIC = "anybody"
     ADMIN = "the administrator"
+    ORG_ADMIN = "the org's administrator key"
     ORG = "the org's own token"
     APP = "the app's own token, and to read its org's"
     ANY_CLIENT = "any client's token, and tells each what is its own"
@@ -42,12 +43,13 @@ class AccessLevel(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The caller: the administrator, a client of an org or an app, or, with neither, an anonymous caller."""
+    """The caller: the administrator, an org's administrator, a client of an org or an app, or an anonymous caller."""
 
     name: str
     org: str | None = None
     app: str | None = None
     is_admin: bool = False
+    is_org_admin: bool = False  # of `org`
 
     def may_read(self, org: str, app: str | None) -> bool:
         return self.is_admin or (self.org == org and self.app in (None, app))

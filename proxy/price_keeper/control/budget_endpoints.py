@@ -101,7 +101,7 @@ def _build_override_route(method: str, path: str, kind: str) -> ApiRoute:
         route = ApiRoute(
             method,
             path,
-            AccessLevel.ADMIN,
+            AccessLevel.ORG_ADMIN,
             operation_id,
             summary,
             handle,
@@ -112,7 +112,7 @@ def _build_override_route(method: str, path: str, kind: str) -> ApiRoute:
         return replace(route, max_body_bytes=SMALL_BODY_BYTES)
     operation_id, summary = f"delete{kind}Override", "Let the quotas decide again"
     return ApiRoute(
-        method, path, AccessLevel.ADMIN, operation_id, summary, delete_override, {200: "Overridden"}, (404, 409)
+        method, path, AccessLevel.ORG_ADMIN, operation_id, summary, delete_override, {200: "Overridden"}, (404, 409)
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from price_keeper.auth.client_secrets import SESSIONS_GENERATION, client_item_key
+from price_keeper.auth.org_keys import remove_org_key, rotate_org_key
 from price_keeper.auth.registration import (
     MAX_GRACE_HOURS,
     IssuedSecret,
@@ -124,7 +125,7 @@ def _build_credential_routes(path: str, kind: str) -> tuple[ApiRoute, ApiRoute]:
         ApiRoute(
             "POST",
             f"{path}/credentials/rotate",
-            AccessLevel.ADMIN,
+            AccessLevel.ORG_ADMIN,
             f"rotate{kind}Credentials",
             "Make a new secret; the one so far stays good for the grace",
             rotate_credentials,
@@ -223,6 +224,60 @@ async def end_all_sessions(services: ControlServices, request: ApiRequest) -> Ap
     return ApiResponse({"ended": number})
 
 
+async def rotate_key_of_org(services: ControlServices, request: ApiRequest) -> ApiResponse:
+    """Make the org's administrator key, or its next one. The answer is the only place where it is shown."""
+    org = request.path["org"]
+    hours = ROTATION_BODY.parse(request.body).get("grace_hours", DEFAULT_GRACE_HOURS)
+    audit_record = request.actor.build_record(
+        "org_key.rotate", Scope(org), None, {"grace_hours": hours}, services.clock.now()
+    )
+    try:
+        key = await rotate_org_key(
+            services.store, services.clock, org, hours, [audit_record], services.tokens.secret_tagger
+        )
+    finally:  # even if the store's response was lost, because the write may have been applied
+        services.org_keys.invalidate(org)
+    return ApiResponse({"org": org, "admin_key": key})
+
+
+async def remove_key_of_org(services: ControlServices, request: ApiRequest) -> ApiResponse:
+    org = request.path["org"]
+    audit_record = request.actor.build_record("org_key.remove", Scope(org), None, None, services.clock.now())
+    try:
+        await remove_org_key(services.store, services.clock, org, [audit_record])
+    finally:
+        services.org_keys.invalidate(org)
+    return ApiResponse({"org": org, "is_removed": True})
+
+
+ORG_KEY_ROUTES = (
+    ApiRoute(
+        "POST",
+        "/api/v1/orgs/{org}/admin-key",
+        AccessLevel.ADMIN,
+        "rotateOrgKey",
+        "Make an org's administrator key, shown only here; the one so far stays good for the grace",
+        rotate_key_of_org,
+        {200: "OrgKeyIssued"},
+        (404, 409),
+        body_schema="Rotation",
+        max_body_bytes=SMALL_BODY_BYTES,
+        group="credentials",
+    ),
+    ApiRoute(
+        "DELETE",
+        "/api/v1/orgs/{org}/admin-key",
+        AccessLevel.ADMIN,
+        "removeOrgKey",
+        "Remove an org's administrator key, with the one that is in its grace",
+        remove_key_of_org,
+        {200: "OrgKeyRemoved"},
+        (404,),
+        group="credentials",
+    ),
+)
+
+
 def _get_scope(request: ApiRequest) -> Scope:
     return Scope(request.path["org"], request.path.get("app"))
 
@@ -233,7 +288,7 @@ def _build_session_routes(path: str, kind: str) -> tuple[ApiRoute, ...]:
         ApiRoute(
             "GET",
             f"{path}/revocations/{{sid}}",
-            AccessLevel.ADMIN,
+            AccessLevel.ORG_ADMIN,
             f"get{kind}Revocation",
             "Which token of a client was revoked and when, by the id of a token or session",
             get_revocation,
@@ -244,7 +299,7 @@ def _build_session_routes(path: str, kind: str) -> tuple[ApiRoute, ...]:
         ApiRoute(
             "GET",
             all_sessions,
-            AccessLevel.ADMIN,
+            AccessLevel.ORG_ADMIN,
             f"list{kind}Sessions",
             "The sessions of a client, the oldest first",
             list_sessions,
@@ -254,7 +309,7 @@ def _build_session_routes(path: str, kind: str) -> tuple[ApiRoute, ...]:
         ApiRoute(
             "DELETE",
             all_sessions,
-            AccessLevel.ADMIN,
+            AccessLevel.ORG_ADMIN,
             f"end{kind}Sessions",
             "End all sessions of a client, and all access tokens made for it so far",
             end_all_sessions,
@@ -265,7 +320,7 @@ def _build_session_routes(path: str, kind: str) -> tuple[ApiRoute, ...]:
         ApiRoute(
             "DELETE",
             one_session,
-            AccessLevel.ADMIN,
+            AccessLevel.ORG_ADMIN,
             f"end{kind}Session",
             "End one session of a client, if it is not over, and the access tokens made from it",
             end_session,

@@ -1,8 +1,9 @@
 """Authenticate callers of the control API and authorize them for a route.
 
-The administrator sends an API key, a client a bearer token, and the status page its session cookie. A request with the
-cookie must come from the page itself: only a page of this origin can send the page header, because no other origin is
-granted CORS. Wrong keys and tokens count as failed logins. Start with `ControlAuthenticator` and `authorize`.
+The administrator and an org's administrator send an API key, a client a bearer token, and the status page its session
+cookie. A request with the cookie must come from the page itself: only a page of this origin can send the page header,
+because no other origin is granted CORS. Wrong keys and tokens count as failed logins. Start with
+`ControlAuthenticator` and `authorize`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 
 from multidict import MultiMapping
 
+from price_keeper.auth.org_keys import OrgKeyVerifier, is_org_key, name_client_of_key, name_org_administrator
 from price_keeper.auth.page_sessions import PageSession, PageSessions
 from price_keeper.auth.throttles import ADMIN, LoginThrottle
 from price_keeper.clock import Clock
@@ -114,7 +116,9 @@ class ControlAuthenticator:
         login_throttle: LoginThrottle,
         sessions: PageSessions,
         clock: Clock,
+        org_keys: OrgKeyVerifier,
     ) -> None:
+        self._org_keys = org_keys
         self._admin_key_digest = None if admin_key is None else _digest_key(admin_key)
         self._verify = verify
         self._login_throttle = login_throttle
@@ -128,7 +132,7 @@ class ControlAuthenticator:
         if len(keys) > 1 or len(tokens) > 1 or (keys and tokens):
             raise invalid_request(f"send credentials once: either {API_KEY_HEADER} or {AUTHORIZATION_HEADER}")
         if keys:
-            return self._authenticate_admin(keys[0], address)
+            return await self._authenticate_key(keys[0], address)
         if tokens:
             return await self._authenticate_client(tokens[0], address)
         cookie = read_cookie(headers)
@@ -141,13 +145,28 @@ class ControlAuthenticator:
         """The page session of a cookie. Raises ApiError, or TooManyRequests after too many failures."""
         return await self._verify_or_count(self._sessions.verify(cookie, self._clock.now()), address)
 
-    def _authenticate_admin(self, key: str, address: str) -> Principal:
+    def may_be_forged(self, headers: MultiMapping[str]) -> bool:
+        """Whether the headers have an org's key that may be an invention, so that checking it waits for the store."""
+        keys = headers.getall(API_KEY_HEADER, [])
+        return len(keys) == 1 and is_org_key(keys[0]) and self._org_keys.needs_throttled_lookup(keys[0])
+
+    async def _authenticate_key(self, key: str, address: str) -> Principal:
+        if self._admin_key_digest is not None and hmac.compare_digest(_digest_key(key), self._admin_key_digest):
+            return Principal(ADMIN, is_admin=True)
+        if is_org_key(key):
+            org = await self._verify_org_key(key, address)
+            return Principal(name_org_administrator(org), org, is_org_admin=True)
         if self._admin_key_digest is None:
             raise forbidden("no admin key is configured here")
-        if hmac.compare_digest(_digest_key(key), self._admin_key_digest):
-            return Principal(ADMIN, is_admin=True)
         self._login_throttle.count_failure(ADMIN, address)
         raise unauthorized("the admin key is wrong")
+
+    async def _verify_org_key(self, key: str, address: str) -> str:
+        try:
+            return await self._org_keys.verify(key, address)
+        except AccessDenied as failure:
+            self._login_throttle.count_failure(name_client_of_key(key), address)
+            raise unauthorized(failure.message) from None
 
     async def _authenticate_client(self, authorization: str, address: str) -> Principal:
         if authorization[: len(_BEARER)].lower() != _BEARER:
@@ -178,6 +197,12 @@ def authorize(principal: Principal, route: ApiRoute, path: Mapping[str, str]) ->
     if principal.is_admin or route.access_level in (AccessLevel.PUBLIC, AccessLevel.ANY_CLIENT):
         return
     if route.access_level is AccessLevel.ADMIN:
+        raise forbidden("only the administrator may use this")
+    if principal.is_org_admin:
+        if principal.org != path["org"] or not (route.is_read or route.access_level is AccessLevel.ORG_ADMIN):
+            raise forbidden("an org's key acts on that org and its apps alone, and submits no usage")
+        return
+    if route.access_level is AccessLevel.ORG_ADMIN:
         raise forbidden("only the administrator may use this")
     if principal.org != path["org"]:
         raise forbidden("a token acts on its own org and app alone")

@@ -154,6 +154,8 @@ class ControlDispatcher:
         address, headers = request.remote or "", request[_RESPONSE_HEADERS]
         principal = _ANONYMOUS
         if route.access_level is not AccessLevel.PUBLIC:
+            if services.authenticator.may_be_forged(request.headers):
+                _acquire_slot(_get_connection(request), SlotClass.UNVERIFIED)
             principal = await services.authenticator.authenticate(request.headers, address, is_change=not route.is_read)
         # Logins are exempt: otherwise another client with the same address could use up the limit and block them.
         if not (route.is_authenticated_by_secret or route.is_rate_limit_exempt):
@@ -174,14 +176,18 @@ class ControlDispatcher:
             if principal is not _ANONYMOUS:
                 connection.acquire_slot(SlotClass.ADMIN if principal.is_admin else SlotClass.RECEIVING_BODY)
             api_request.body = await read_json_body(request, route.max_body_bytes, byte_budget, principal.name)
-        if not connection.acquire_slot(_classify_request(principal, route, services, api_request)):
-            raise Busy("too many requests are being answered; try again", retry_after=1)
+        _acquire_slot(connection, _classify_request(principal, route, services, api_request))
         with limit_guesses():
             return _apply_if_none_match(request, route, await route.handler(services, api_request))
 
 
 def _get_connection(request: web.BaseRequest) -> _ControlConnection:
     return cast("_ControlConnection", request.protocol)
+
+
+def _acquire_slot(connection: _ControlConnection, slot_class: SlotClass) -> None:
+    if not connection.acquire_slot(slot_class):
+        raise Busy("too many requests are being answered; try again", retry_after=1)
 
 
 def _classify_request(

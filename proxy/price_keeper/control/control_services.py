@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from price_keeper.auth.client_secrets import ClientVerifier
 from price_keeper.auth.container_credentials import CredentialIssuer, LocalCredentialIssuer
+from price_keeper.auth.org_keys import OrgKeyVerifier
 from price_keeper.auth.page_sessions import PageSessions
 from price_keeper.auth.refresh_sessions import RefreshSessions
 from price_keeper.auth.registration import RefusalReason
@@ -56,6 +57,7 @@ class ControlServices:
     authenticator: ControlAuthenticator
     rate_limiter: ApiRateLimiter
     clients: ClientVerifier
+    org_keys: OrgKeyVerifier
     login_throttle: LoginThrottle
     credential_issuer: CredentialIssuer
     tokens: TokenService
@@ -119,6 +121,7 @@ def build_control_services(
     loaded."""
     login_throttle = login_throttle or LoginThrottle(clock.monotonic)
     admin_key = load_admin_key(config.auth, environ)
+    org_keys = OrgKeyVerifier(store, clock.now, LookupThrottle(clock), clock.monotonic, tokens.secret_tagger)
     page_sessions = PageSessions(tokens, revocation, fingerprint_admin_key(admin_key))
     return ControlServices(
         config=config,
@@ -127,10 +130,11 @@ def build_control_services(
         budgets=budgets,
         submissions=SubmissionRecorder(store, clock),
         authenticator=ControlAuthenticator(
-            admin_key, _build_token_verifier(tokens, revocation), login_throttle, page_sessions, clock
+            admin_key, _build_token_verifier(tokens, revocation), login_throttle, page_sessions, clock, org_keys
         ),
         rate_limiter=rate_limiter or _build_rate_limiter(clock, leasing),
         clients=clients,
+        org_keys=org_keys,
         login_throttle=login_throttle,
         credential_issuer=LocalCredentialIssuer(clients, tokens, clock.now, revocation.is_revoked),
         tokens=tokens,

@@ -214,6 +214,8 @@ SCHEMAS: Mapping[str, Schema] = {
             "expires_at_epoch": {**_COUNT, "description": "how long the revocation is kept"},
         }
     ),
+    "OrgKeyIssued": _object({"org": _TEXT, "admin_key": _TEXT}),
+    "OrgKeyRemoved": _object({"org": _TEXT, "is_removed": _BOOLEAN}),
     "Ended": _object({"ended": {**_COUNT, "description": "sessions"}}),
     "Secret": _object({"client_id": _TEXT, "client_secret": _TEXT}),
     "OrgSettings": _settings_object(ORG_SETTINGS, "org_name", "timezone", "quota_scope", "model_ordering", "quotas"),
@@ -419,7 +421,8 @@ def _describe_access(route: ApiRoute) -> str:
 def _build_security(route: ApiRoute) -> list[dict[str, list[str]]]:
     if route.access_level is AccessLevel.PUBLIC:
         return []
-    return [{"adminKey": []}] if route.access_level is AccessLevel.ADMIN else [{"adminKey": []}, {"token": []}]
+    is_for_keys = route.access_level in (AccessLevel.ADMIN, AccessLevel.ORG_ADMIN)
+    return [{"adminKey": []}] if is_for_keys else [{"adminKey": []}, {"token": []}]
 
 
 def _build_parameters(route: ApiRoute) -> list[dict[str, Any]]:

@@ -219,7 +219,7 @@ ORG_ROUTES = (
     ApiRoute(
         "PUT",
         _ORG_PATH,
-        AccessLevel.ADMIN,
+        AccessLevel.ORG_ADMIN,
         "putOrg",
         "Make an org, or put new settings in the place of its own",
         put_org_settings,
@@ -252,7 +252,7 @@ ORG_ROUTES = (
     ApiRoute(
         "PUT",
         _APP_PATH,
-        AccessLevel.ADMIN,
+        AccessLevel.ORG_ADMIN,
         "putApp",
         "Make an app, or put new settings in the place of its own",
         put_app_settings,

@@ -12,7 +12,7 @@ from multidict import CIMultiDict
 
 from price_keeper.auth.page_sessions import PageSession
 from price_keeper.control.api_constants import API_KEY_HEADER, AUTHORIZATION_HEADER
-from price_keeper.control.api_errors import ERROR_CODES, ApiError
+from price_keeper.control.api_errors import ERROR_CODES, ApiError, forbidden
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.body_fields import BodyFields, choice_field, pattern_field
 from price_keeper.control.control_access import (
@@ -54,7 +54,9 @@ async def _begin_session(
     """Start a session for a valid key or token. A wrong one counts as a failed login."""
     now = services.clock.now()
     if kind == ADMIN_KIND:
-        await services.authenticator.authenticate(CIMultiDict({API_KEY_HEADER: secret}), request.address)
+        principal = await services.authenticator.authenticate(CIMultiDict({API_KEY_HEADER: secret}), request.address)
+        if not principal.is_admin:
+            raise forbidden("the page is not for an org's key: sign in with an access token of the org")
         return services.page_sessions.begin_for_admin(now)
     await services.authenticator.authenticate(CIMultiDict({AUTHORIZATION_HEADER: f"Bearer {secret}"}), request.address)
     return services.page_sessions.begin_for_client(secret, now)
