@@ -83,6 +83,7 @@ async def test_every_other_route_requires_authentication(api: ControlHarness) ->
         "/metrics",
         "/openapi.json",
         "/.well-known/jwks.json",
+        "/.well-known/oauth-authorization-server",
         "/status",
         "/status/{file}",
         "/status/session",

@@ -16,6 +16,7 @@ from typing import Any
 import price_keeper as product
 from price_keeper.config import Config
 from price_keeper.control.api_errors import ERROR_CODES, SESSION_LIMIT_RACE
+from price_keeper.control.oauth import OAUTH_ERRORS
 from price_keeper.errors import Refusal
 from price_keeper.telemetry.metrics import ALL_METRICS
 
@@ -85,6 +86,7 @@ def errors() -> dict[str, Any]:
         "data port: kind in metrics, status, x-amzn-errortype": dict(sorted(refusals.items())),
         "control port: status, error": dict(sorted(ERROR_CODES.items())),
         "control port: 503, other errors": [SESSION_LIMIT_RACE],
+        "control port: OAuth 2.0, error": list(OAUTH_ERRORS),
     }
 
 

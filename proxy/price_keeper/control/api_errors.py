@@ -52,7 +52,7 @@ _log = logging.getLogger("price_keeper.control")
 class ApiError(PriceKeeperError):
     """An error response. Each of `details` is the path of a mistake in body, path or query, and what is wrong there.
 
-    `is_retryable` is shown only where it is set.
+    `extra` are further fields of the response.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class ApiError(PriceKeeperError):
         *,
         retry_after: float | None = None,
         headers: Mapping[str, str] | None = None,
-        is_retryable: bool = False,
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
         self.status = status
         self.code = code
         self.message = message
         self.details = tuple(details)
-        self.is_retryable = is_retryable
+        self.extra = dict(extra or {})
         self.headers = dict(headers or {})
         if retry_after is not None:
             self.headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
@@ -81,7 +81,7 @@ class ApiError(PriceKeeperError):
             "error": self.code,
             "message": self.message,
             "details": [{"path": path, "message": message} for path, message in self.details],
-            **({"retryable": True} if self.is_retryable else {}),
+            **self.extra,
             "timestamp": datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             "request_id": request_id,
         }
@@ -156,7 +156,7 @@ def _build_race_error(failure: SessionLimitRace) -> ApiError:
         failure.message,
         details,
         retry_after=failure.retry_after,
-        is_retryable=True,
+        extra={"retryable": True},
     )
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from price_keeper.control.control_services import ControlServices
 
 JSON = "application/json"
+FORM = "application/x-www-form-urlencoded"
 HTML = "text/html; charset=utf-8"
 NO_STORE = "no-store"
 REVALIDATE = "private, no-cache"  # may be cached, but must be revalidated before each use
@@ -123,6 +124,7 @@ class ApiRoute:
     request_headers: Mapping[str, str] = field(default_factory=dict)  # names and descriptions
     status_descriptions: Mapping[int, str] = field(default_factory=dict)  # of statuses with a special meaning here
     body_schema: str | None = None
+    form_schema: str | None = None  # of a body that may be a form as well
     max_body_bytes: int = MAX_BODY_BYTES
     group: str = "orgs"
     is_rate_limit_exempt: bool = False  # for routes that cost almost nothing and that other clients depend on

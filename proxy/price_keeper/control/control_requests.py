@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any, NoReturn
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 from aiohttp import web
 from multidict import CIMultiDict
 
 from price_keeper.control.api_errors import ERROR_CODES, ApiError, forbidden, invalid_request, not_found
-from price_keeper.control.api_types import ApiRoute
+from price_keeper.control.api_types import FORM, JSON, ApiRoute
 from price_keeper.domain import is_app_id, is_org_id
 from price_keeper.server.request_building import find_host_error, find_target_error
 from price_keeper.server.sockets import is_loopback
@@ -35,6 +35,7 @@ PER_CLIENT_BUDGET_BYTES = 512 * 1024  # so that one client cannot delay the othe
 ADMIN_BUDGET_BYTES = 512 * 1024
 MAX_JSON_DEPTH = 12  # the deepest body of the API has four levels
 MAX_JSON_VALUES = 4096  # names and values: a hundred usages have 1900, quotas of a thousand labels 2000
+MAX_FORM_PARAMETERS = 32  # a token request has six
 BUSY_RETRY_AFTER_SECONDS = 1.0  # by then some of the bodies being received are complete
 BODY_TIMEOUT_SECONDS = 30.0  # for a body to arrive
 _NOT_HTTP = re.compile(rb"[\r\n]*[^ \r\n]+ +[^ \r\n]+ +(?!HTTP/)[A-Za-z]+/[0-9]")
@@ -171,12 +172,32 @@ class BodyBudgets:
         self.admin = ByteBudget(ADMIN_BUDGET_BYTES)
 
 
-async def read_json_body(request: web.BaseRequest, max_bytes: int, byte_budget: ByteBudget, caller: str) -> Any:
-    """Read and parse the body within the limits. Raises ApiError."""
-    _check_body_headers(request, max_bytes)
+class FormBody(dict[str, str]):
+    """The parameters of a form. One without a value is as if it were not there."""
+
+
+async def read_body(request: web.BaseRequest, route: ApiRoute, byte_budget: ByteBudget, caller: str) -> Any:
+    """Read and parse the body within the limits: JSON, or where the route takes one a form. Raises ApiError."""
+    max_bytes = route.max_body_bytes
+    is_form = route.form_schema is not None and _is_of_type(request.headers.getall("Content-Type", []), FORM)
+    _check_body_headers(request, max_bytes, is_form=is_form)
     length = request.content_length
     with byte_budget.reserve(max_bytes if length is None else length, caller):
-        return parse_json(await _read_before_timeout(request, max_bytes))
+        raw = await _read_before_timeout(request, max_bytes)
+        return parse_form(raw) if is_form else parse_json(raw)
+
+
+def parse_form(raw: bytes) -> FormBody:
+    """Raises ApiError for a parameter that is given twice, since the two could mean different things."""
+    try:
+        pairs = parse_qsl(
+            raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MAX_FORM_PARAMETERS
+        )
+    except ValueError:  # UnicodeDecodeError is one
+        raise invalid_request("the body is no form of UTF-8 text with few parameters") from None
+    if len(dict(pairs)) < len(pairs):
+        raise invalid_request("the form has a parameter twice")
+    return FormBody((name, value) for name, value in pairs if value)
 
 
 async def _read_before_timeout(request: web.BaseRequest, max_bytes: int) -> bytes:
@@ -204,9 +225,9 @@ async def _read_bytes(request: web.BaseRequest, max_bytes: int) -> bytes:
     return bytes(raw)
 
 
-def _check_body_headers(request: web.BaseRequest, max_bytes: int) -> None:
-    types = request.headers.getall("Content-Type", [])
-    if len(types) != 1 or not _is_json_type(types[0]) or "Content-Encoding" in request.headers:
+def _check_body_headers(request: web.BaseRequest, max_bytes: int, *, is_form: bool) -> None:
+    is_json = _is_of_type(request.headers.getall("Content-Type", []), JSON)
+    if not (is_json or is_form) or "Content-Encoding" in request.headers:
         raise ApiError(415, ERROR_CODES[415], "a body is of content type application/json, in UTF-8 and not compressed")
     if request.headers.get("Expect", "100-continue").lower() != "100-continue":
         raise ApiError(417, ERROR_CODES[417], "the only supported expectation is 100-continue")
@@ -221,9 +242,9 @@ def body_too_large(max_bytes: int) -> ApiError:
     )
 
 
-def _is_json_type(value: str) -> bool:
-    kind, _, rest = value.partition(";")
-    return kind.strip().lower() == "application/json" and rest.replace(" ", "").lower() in (
+def _is_of_type(values: list[str], expected: str) -> bool:
+    kind, _, rest = values[0].partition(";") if len(values) == 1 else ("", "", "")
+    return kind.strip().lower() == expected and rest.replace(" ", "").lower() in (
         "",
         "charset=utf-8",
         'charset="utf-8"',

@@ -53,8 +53,8 @@ from price_keeper.control.control_requests import (
     check_transfer_encoding,
     is_not_http,
     parse_query,
+    read_body,
     read_headers,
-    read_json_body,
     read_path_parameters,
 )
 from price_keeper.control.control_services import ControlServices
@@ -141,7 +141,9 @@ class ControlDispatcher:
             try:
                 response = await self._admit_and_handle(services, route, request, path)
             except ApiError as failure:
-                if route.is_authenticated_by_secret and failure.status in _MALFORMED_STATUSES:
+                # A refresh token that was good once is refused with 400 by OAuth, and is no malformed request.
+                is_malformed = failure.status in _MALFORMED_STATUSES and failure.code == ERROR_CODES[failure.status]
+                if route.is_authenticated_by_secret and is_malformed:
                     _count_malformed_request(services, request.remote or "")
                 raise
         if isinstance(response, StreamingResponse):
@@ -175,7 +177,7 @@ class ControlDispatcher:
             byte_budget = budgets.admin if principal.is_admin else client_budget
             if principal is not _ANONYMOUS:
                 connection.acquire_slot(SlotClass.ADMIN if principal.is_admin else SlotClass.RECEIVING_BODY)
-            api_request.body = await read_json_body(request, route.max_body_bytes, byte_budget, principal.name)
+            api_request.body = await read_body(request, route, byte_budget, principal.name)
         _acquire_slot(connection, _classify_request(principal, route, services, api_request))
         with limit_guesses():
             return _apply_if_none_match(request, route, await route.handler(services, api_request))

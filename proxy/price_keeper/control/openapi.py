@@ -9,7 +9,7 @@ from typing import Any, get_args
 from price_keeper.budgets.org_settings import APP_SETTINGS, MAX_NAME_LENGTH, MAX_ORDERING_LABELS, ORG_SETTINGS
 from price_keeper.config.config_sections import Format
 from price_keeper.control import budget_endpoints, client_endpoints, profile_endpoints, token_endpoints, usage_endpoints
-from price_keeper.control.api_types import HTML, JSON, AccessLevel, ApiRoute
+from price_keeper.control.api_types import FORM, HTML, JSON, AccessLevel, ApiRoute
 from price_keeper.control.body_fields import make_nullable
 from price_keeper.control.page import page_sign_in
 from price_keeper.ledger.ledger_entries import UsageCounts
@@ -141,10 +141,12 @@ SCHEMAS: Mapping[str, Schema] = {
             "error": _TEXT,
             "message": _TEXT,
             "details": _list_of(_object({"path": _TEXT, "message": _TEXT})),
+            "error_description": {**_TEXT, "description": "the message, for clients of RFC 6749"},
             "retryable": {**_BOOLEAN, "description": "true: the same request may succeed if it is sent again"},
             "timestamp": _TIMESTAMP,
             "request_id": {"type": "string", "format": "uuid"},
         },
+        "error_description",
         "retryable",
         additionalProperties=False,
     ),
@@ -166,9 +168,21 @@ SCHEMAS: Mapping[str, Schema] = {
         }
     ),
     "OpenApi": {"type": "object"},
-    "Login": token_endpoints.LOGIN_BODY.schema,
+    "Login": token_endpoints.LOGIN_SCHEMA,
     "Refresh": token_endpoints.REFRESH_BODY.schema,
     "Revoke": token_endpoints.REVOKE_BODY.schema,
+    "LoginForm": token_endpoints.LOGIN_FORM,
+    "RefreshForm": token_endpoints.REFRESH_FORM,
+    "RevokeForm": token_endpoints.REVOKE_FORM,
+    "AuthorizationServer": _object(
+        {
+            **dict.fromkeys(("issuer", "token_endpoint", "revocation_endpoint", "jwks_uri"), _TEXT),
+            "grant_types_supported": _list_of(_TEXT),
+            "response_types_supported": _list_of(_TEXT),
+            "token_endpoint_auth_methods_supported": _list_of(_TEXT),
+            "revocation_endpoint_auth_methods_supported": _list_of(_TEXT),
+        }
+    ),
     "Revoked": _object({"is_revoked": _BOOLEAN}),
     "Tokens": _object(
         {
@@ -409,7 +423,7 @@ def _build_operation(route: ApiRoute) -> dict[str, Any]:
         operation["requestBody"] = {
             "required": True,
             "description": limit,
-            "content": _build_content(route.body_schema),
+            "content": _build_content(route.body_schema) | _build_form_content(route),
         }
     return operation
 
@@ -466,6 +480,10 @@ def _build_response(status: int, schema: str) -> dict[str, Any]:
     response: dict[str, Any] = {"description": HTTPStatus(status).phrase}
     content = _build_content(schema) if schema else {"text/plain": {"schema": {"type": "string"}}}
     return {**response, "content": content}
+
+
+def _build_form_content(route: ApiRoute) -> dict[str, Any]:
+    return {} if route.form_schema is None else {FORM: {"schema": _ref(route.form_schema)}}
 
 
 def _build_content(schema: str) -> dict[str, Any]:
