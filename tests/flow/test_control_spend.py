@@ -300,7 +300,6 @@ async def test_inference_profile_becomes_app_label(api: ControlHarness) -> None:
         ({"inference_profile_arn": "arn:aws:s3:::x"}, 400),
         ({"format": "novel"}, 400),
         ({"format": ["nova"]}, 400),
-        ({"format": "anthropic"}, 400),
         ({"prices_usd_per_1m": {"input": 1}}, 400),
         ({"prices_usd_per_1m": {"input": -1, "output": 1}}, 400),
         ({"prices_usd_per_1m": {"input": 1, "output": "1"}}, 400),
