@@ -301,9 +301,9 @@ async def _build_core_services(
     reread = snapshot_file.reread if rereads_snapshot else None
     budgets = BudgetRegistry(config, store, recording.flusher, clock, tasks, alerts, snapshot_file.snapshot, reread)
     revocation_list = data_port_wiring.build_revocation_list(config, store, clock, tasks)
-    recording.add_to(telemetry)
+    recording.register_metrics(telemetry)
     budgets.register_metrics(telemetry)
-    revocation_list.add_to(telemetry)
+    revocation_list.register_metrics(telemetry)
     add_alerts(telemetry, alerts)
     return _CoreServices(
         config,

@@ -430,7 +430,7 @@ async def test_revocation_is_checked_before_token_is_issued_again(
 async def test_outage_seconds_are_reported_as_metric(store: MemoryStore, clock: ManualClock) -> None:
     telemetry = MetricsRegistry()
     async with open_instances(store, clock) as (here,):
-        here.revocation.add_to(telemetry)
+        here.revocation.register_metrics(telemetry)
         assert "price_keeper_revocation_away_seconds 0\n" in telemetry.render_own()
         here.link.failure = AWAY
         await here.accepts(minted(here))

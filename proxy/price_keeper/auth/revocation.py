@@ -116,7 +116,7 @@ class RevocationList:
         self.revoked = {"token": 0, "session": 0}
         tasks.run_every("is the list of revoked tokens back", PROBE_SECONDS, self._probe_store)
 
-    def add_to(self, telemetry: MetricsRegistry) -> None:
+    def register_metrics(self, telemetry: MetricsRegistry) -> None:
         telemetry.add(metrics.REVOCATION_AWAY_SECONDS, lambda: self.away_seconds)
         telemetry.add(metrics.TOKENS_UNCHECKED, lambda: self.accepted_unchecked)
         telemetry.add(

@@ -103,7 +103,10 @@ class Recording:
         tasks.run_every("journal to disk", config.journal.fsync_interval_ms / 1000, self.flusher.sync_journal)
         tasks.run_every("totals", config.aggregator.interval_secs, self.aggregator.run, jitter=AGGREGATE_JITTER)
         tasks.run_every(
-            "holds of former runs", LEASE_RETURN_INTERVAL_SECONDS, self.return_former_leases, jitter=AGGREGATE_JITTER
+            "budget leases of former runs",
+            LEASE_RETURN_INTERVAL_SECONDS,
+            self.return_former_leases,
+            jitter=AGGREGATE_JITTER,
         )
         if self.orphans is not None:
             tasks.run_every(
@@ -167,11 +170,10 @@ class Recording:
             why = str(failure) or "no answer"
             _log.warning("budget leases cannot be released now; they are released at the next start: %s", why)
 
-    def add_to(self, telemetry: MetricsRegistry) -> None:
-        """Register the metrics of the ledger."""
+    def register_metrics(self, telemetry: MetricsRegistry) -> None:
         flusher, recovered, aggregator = self.flusher, self.recovered, self.aggregator
 
-        add_usage_metrics(telemetry, flusher.journal)
+        _register_usage_metrics(telemetry, flusher.journal)
         telemetry.add(metrics.CALLS_OPEN, lambda: flusher.journal.open_calls)
         telemetry.add(metrics.UNFLUSHED_USD, lambda: flusher.unflushed_pico / PICO_PER_USD)
         telemetry.add(metrics.UNFLUSHED_LIMIT_USD, lambda: flusher.limit_pico / PICO_PER_USD)
@@ -204,7 +206,7 @@ _TOKENS: Mapping[str, _CountGetter] = {
 }
 
 
-def add_usage_metrics(telemetry: MetricsRegistry, journal: Journal) -> None:
+def _register_usage_metrics(telemetry: MetricsRegistry, journal: Journal) -> None:
     def build_samples(kind: str, parts: Mapping[str, _CountGetter]) -> Samples:
         by_label = journal.recorded_by_label.items()
         return [({"label": label, kind: name}, of(counts)) for label, counts in by_label for name, of in parts.items()]
