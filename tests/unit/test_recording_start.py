@@ -15,12 +15,13 @@ from price_keeper.config import Config
 from price_keeper.errors import JournalFull, JournalUnusable
 from price_keeper.ledger import segment
 from price_keeper.ledger.journal import SealedSegment
-from price_keeper.ledger.ledger_entries import Receipt, UsageCounts
+from price_keeper.ledger.ledger_entries import ChargedCounters, Intent, Receipt, UsageCounts
 from price_keeper.ledger.recording import begin_journal, open_recording
 from price_keeper.ledger.recovery import recover
 from price_keeper.ledger.segment import encode_line
 from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.stores.contract import Store
+from price_keeper.telemetry.metrics import MetricsRegistry
 
 from tests.support.clock import ManualClock
 from tests.support.recording_harness import RecordingHarness, open_recording_harness
@@ -232,6 +233,22 @@ async def test_call_in_torn_lines_only_is_logged(
     first.unlink()
     caplog.set_level(logging.WARNING)
     left = recover(tmp_path)
-    assert (left.corrupt_lines, left.lost_calls, left.estimated_calls) == (1, 1, 1)
+    assert (left.corrupt_lines, left.unrecoverable_calls, left.estimated_calls) == (1, 1, 1)
     assert "1 calls were recorded in torn lines only" in caplog.text
-    assert recover(tmp_path).lost_calls == 0  # once it is sealed, the loss has been told
+    assert recover(tmp_path).unrecoverable_calls == 0  # once it is sealed, the loss has been told
+
+
+async def test_metrics_tell_unrecoverable_calls_from_estimated_ones(tmp_path: Path, exact_store: Store) -> None:
+    rec = await left_by_a_killed_process(tmp_path, exact_store)
+    first, second = rec.segments()
+    spoil(second, b'["C"')
+    first.unlink()
+    telemetry = MetricsRegistry()
+    with second.open("ab") as more:  # a second call under way: the two figures must differ
+        charged = ChargedCounters.from_counters([rec.counter()])
+        more.write(encode_line(Intent(charged, 0, 1, 1, 1).encode(99)))
+    async with open_recording(config_of(tmp_path), exact_store, ManualClock()) as started:
+        started.register_metrics(telemetry)
+        lines = telemetry.render_own().splitlines()
+    assert "price_keeper_journal_lost_calls_total 2" in lines
+    assert "price_keeper_journal_unrecoverable_calls_total 1" in lines

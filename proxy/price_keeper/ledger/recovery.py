@@ -66,7 +66,7 @@ class RecoveredSegment:
     interned: InternedValues
     previous_ulid: str | None = None  # None until a line names it
     carried: dict[int, Intent] = field(default_factory=dict)
-    lost_calls: int = 0  # carried calls that could not be restored
+    unrecoverable_calls: int = 0  # carried calls whose intents are corrupt, here and in the earlier segment
     is_ready: bool = False
     needs_earlier: bool = False  # some of its calls are recorded in the earlier segment only
     seal: SegmentSeal | None = None
@@ -134,7 +134,7 @@ class RecoveredSegment:
         self.is_ready = True
         if carried_count is None or carried_count > len(self.carried):
             self._restore_carried(carried_count)
-        self.lost_calls = max(0, (carried_count or 0) - len(self.carried))
+        self.unrecoverable_calls = max(0, (carried_count or 0) - len(self.carried))
         self.has_carried_calls = bool(carried_count or self.carried)
         self.open = dict(self.carried)
 
@@ -193,15 +193,15 @@ class RecoveredJournal:
 
     sealed: list[SealedSegment] = field(default_factory=list)
     corrupt_lines: int = 0
-    estimated_calls: int = 0
-    lost_calls: int = 0
+    estimated_calls: int = 0  # counted, with the estimates of their intents
+    unrecoverable_calls: int = 0  # not counted: their spend is missing
     newest_ulid: str = ""  # of all segments in the folder
 
     def add_losses(self, other: RecoveredJournal) -> None:
         """Add the losses of another journal."""
         self.corrupt_lines += other.corrupt_lines
         self.estimated_calls += other.estimated_calls
-        self.lost_calls += other.lost_calls
+        self.unrecoverable_calls += other.unrecoverable_calls
 
 
 def recover(folder: Path) -> RecoveredJournal:
@@ -220,7 +220,7 @@ def recover(folder: Path) -> RecoveredJournal:
         for earlier in segments:
             earlier.hand_calls_to(segment)
         segments.append(segment)
-    if any(segment.has_gaps or segment.lost_calls for segment in segments):
+    if any(segment.has_gaps or segment.unrecoverable_calls for segment in segments):
         # before anything is sent, as nothing shows the loss once the rest is in the store
         lease_file.retain_all(folder)
     for segment in segments:
@@ -248,7 +248,7 @@ def _finish_segment(segment: RecoveredSegment, recovered: RecoveredJournal) -> N
     if segment.seal is not None:
         recovered.sealed.append(_build_sealed(segment, segment.seal, is_recovered=True))
         return
-    recovered.lost_calls += segment.lost_calls
+    recovered.unrecoverable_calls += segment.unrecoverable_calls
     recovered.estimated_calls += len(segment.open)
     is_empty = not (segment.open or segment.tally.requests)
     recovered.sealed.append(
@@ -316,9 +316,9 @@ def _log_losses(folder: Path, recovered: RecoveredJournal) -> None:
             recovered.estimated_calls,
             recovered.corrupt_lines,
         )
-    if recovered.lost_calls:
+    if recovered.unrecoverable_calls:
         _log.error(
             "the journal in %s: %d calls were recorded in torn lines only, and are not counted",
             folder,
-            recovered.lost_calls,
+            recovered.unrecoverable_calls,
         )

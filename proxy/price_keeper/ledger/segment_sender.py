@@ -94,7 +94,7 @@ class LineRanges:
             self._digest.update(text)
             self._read_line(values)
         segment.end_carried()
-        if segment.lost_calls:
+        if segment.unrecoverable_calls:
             raise SegmentMismatch("calls that were carried into it are lost, and a copy of it was counted")
         for number in estimated:
             if number in self.counted_calls:

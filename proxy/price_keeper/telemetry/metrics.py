@@ -95,17 +95,22 @@ JOURNAL_SEGMENTS_WAITING = _metric("journal_segments_waiting", "gauge", "sealed 
 JOURNAL_TORN_LINES = _metric(
     "journal_torn_lines_total", "counter", "truncated or corrupt journal lines, found when the process started"
 )
-JOURNAL_LOST_CALLS = _metric(
-    "journal_lost_calls_total",
+JOURNAL_ESTIMATED_CALLS = _metric(
+    "journal_lost_calls_total",  # the older name
     "counter",
-    "calls in flight at a crash, found by recovery and recorded with estimated usage",
+    "calls whose end a former process did not record, counted with estimated usage; none of them is lost",
+)
+JOURNAL_UNRECOVERABLE_CALLS = _metric(
+    "journal_unrecoverable_calls_total",
+    "counter",
+    "calls that were carried into a segment and whose lines are corrupt: not counted, their spend is missing",
 )
 FLUSHES = _metric("flushes_total", "counter", "segments flushed to the store")
 FLUSH_REPEATS = _metric("flush_repeats_total", "counter", "parts of segments that were in the store already")
 FLUSH_REJECTS = _metric("flush_rejects_total", "counter", "segments that the store rejects for good; see the log")
 TOTALS_WRITTEN = _metric("totals_written_total", "counter", "totals that this process updated")
 TOTALS_LEFT_ALONE = _metric(
-    "totals_left_alone_total", "counter", "totals skipped because another process had just updated them"
+    "totals_left_alone_total", "counter", "totals not computed again: updated a moment ago by any process, or complete"
 )
 TOTALS_AGE_SECONDS = _metric("totals_age_seconds", "gauge", "time since this process last checked all totals")
 
@@ -160,7 +165,9 @@ LIMIT_WRITES = _metric("limit_writes_total", "counter", "requests to the store f
 LIMITS_GIVEN_BACK = _metric(
     "limits_given_back_total", "counter", "times that unused leased rate-limit tokens were returned"
 )
-LIMITS_UNASKED = _metric("limits_unasked_total", "counter", "requests for more of a rate limit that got no response")
+LIMITS_UNASKED = _metric(
+    "limits_unasked_total", "counter", "requests for more of a rate limit that failed, also by throttling or conflicts"
+)
 LEASES = _metric("leases", "gauge", "callers with a rate lease in this process")
 LEASED = _metric("leased", "gauge", "rate-limit tokens leased by this process, by limit")
 
