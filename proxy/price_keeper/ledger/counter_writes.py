@@ -3,7 +3,10 @@
     marker (only if it is not there yet) + ADD to each counter + entries in the list of active counters
 
 They are one transaction, so a part counts exactly once. Spend of a budget lease is a sum like the others, but belongs
-to no total and to no list. Start with `build_writes`.
+to no total and to no list.
+
+Read `segment_sender` first: it says why the lines of a segment may be counted in several ranges, which is what `start`,
+`estimated` and `carried` of a marker are for. Then start with `build_writes`.
 """
 
 from __future__ import annotations

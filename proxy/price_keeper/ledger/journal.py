@@ -321,8 +321,8 @@ class Journal:
         return number
 
     def record(self, number: int, receipt: Receipt | None) -> None:
-        """Record the end of a call; `receipt` is None if the call cost nothing. Repeated calls do nothing. A receipt
-        that the disk refuses is kept and written later."""
+        """Record the end of a call; `receipt` is None if the call cost nothing. Recording the same number twice
+        does nothing. A receipt that the disk refuses is kept and written later."""
         if number in self._unwritten:
             return
         intent = self._open.get(number)

@@ -90,7 +90,11 @@ class Counter(NamedTuple):
 
 
 class UsageCounts(NamedTuple):
-    """What is counted. All fields but `pico` are named like the attributes in the store."""
+    """What is counted. All fields but `pico` are named like the attributes in the store.
+
+    The journal has the values by position, and `pico` is read as the last one. So no field may be inserted, moved or
+    removed without a new JOURNAL_FORMAT.
+    """
 
     requests: int = 0
     estimated_requests: int = 0

@@ -488,7 +488,7 @@ class BucketTransaction:
 
 
 class TransactionSender:
-    """Sends transactions, with retries and backoff."""
+    """Sends transactions, with retries. Unlike `stores.conflict_retry` it records what may still be applied."""
 
     def __init__(self, store: Store, clock: Clock, random_between: Callable[[float, float], float]) -> None:
         self._store, self._clock, self._random_between = store, clock, random_between
@@ -699,7 +699,7 @@ class PendingAdjustments:
         adjustment.sent, adjustment.taken, adjustment.used = (adjustment.taken, adjustment.used), Counter(), Counter()
 
     async def _send_in_flight(self, adjustment: _PendingAdjustment, *, is_last: bool) -> None:
-        """Send the transaction in flight. If its condition fails, put a rebuilt one in flight in its place."""
+        """Send the transaction that was prepared as `in_flight`. If its condition fails, prepare another."""
         assert adjustment.in_flight is not None
         if self._sender.is_token_expired(adjustment.in_flight):
             self.dropped += 1

@@ -1,7 +1,9 @@
 """Retries around conditional writes.
 
-`retry_on_conflict` repeats an optimistic read-modify-write until it meets no conflict. `transact_with_retry` resends
-one transaction, under the same idempotency token, when its response is lost.
+`retry_on_conflict` repeats an optimistic read-modify-write while another writer is faster: its condition no longer
+holds, or the store reports `ReasonCode.CONFLICT`. `transact_with_retry` resends one transaction, under the same
+idempotency token, when its response is lost. `rates.bucket_client` has a sender of its own, as it must know afterwards
+whether an attempt may still be applied, to give its tokens back.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ T = TypeVar("T")
 
 
 async def retry_on_conflict(clock: Clock, attempt: Callable[[], Awaitable[T]]) -> T:
-    """Repeat `attempt`, with jittered backoff, while its transaction fails with a conflict.
+    """Repeat `attempt`, with jittered backoff, while another writer is faster.
 
     `attempt` reads items and writes them under the condition that they have not changed since. Raises TransactionFailed
     after `MAX_ATTEMPTS`, or at once when the store was throttled.
@@ -32,8 +34,8 @@ async def retry_on_conflict(clock: Clock, attempt: Callable[[], Awaitable[T]]) -
         try:
             return await attempt()
         except TransactionFailed as failure:
-            is_conflict = all(reason.code is not ReasonCode.THROTTLED for reason in failure.reasons)
-            if not is_conflict or attempt_number == MAX_ATTEMPTS - 1:
+            was_throttled = any(reason.code is ReasonCode.THROTTLED for reason in failure.reasons)
+            if was_throttled or attempt_number == MAX_ATTEMPTS - 1:
                 raise
             await clock.sleep(random.uniform(0, min(MAX_BACKOFF_SECONDS, 0.01 * 2**attempt_number)))
     raise AssertionError("the last attempt returns or raises")
