@@ -1,4 +1,8 @@
-"""The clock that the product uses. Nothing else reads the system's clock, so tests can inject their own."""
+"""The clock of everything that serves calls and keeps count; tests inject their own.
+
+Three others read the system's clock: `workers.supervisor`, which has no event loop; commands of the CLI that show or
+parse a time; and AWS credential providers where no `now` is given.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class LeakyBuckets:
         self._empty_at.clear()
 
     def wait_seconds(self, key: Hashable) -> float:
-        """Return how long until there is room for one more; 0 if there is now."""
+        """Return how long until one more attempt is allowed; 0 if it is now."""
         return max(0, self._wait(key, self._now())) / _NANOS_PER_SECOND
 
     def drain_seconds(self, key: Hashable) -> float:
@@ -38,17 +38,17 @@ class LeakyBuckets:
         return (self._read_empty_at(key, now) - now) / _NANOS_PER_SECOND
 
     def room(self, key: Hashable) -> int:
-        """Return how many have room now."""
+        """Return how many attempts are allowed now."""
         now = self._now()
         return max(0, (self._capacity - self._read_empty_at(key, now) + now) // self._interval)
 
     def add(self, key: Hashable) -> float:
-        """Return the same as `wait_seconds`. If that is 0, one has taken the room; otherwise nothing was counted, so
-        that further attempts do not prolong the wait."""
+        """Try one attempt: return 0 if it is allowed, and count it; else how long until it is. A refused attempt is not
+        counted, so it does not prolong the wait."""
         return 0.0 if self.reserve(key, 0.0) is not None else self.wait_seconds(key)
 
     def reserve(self, key: Hashable, max_wait_seconds: float) -> float | None:
-        """Take the next room, and return how long until it is there. None: nothing was counted, because that is longer
+        """Count the next attempt, and return how long it has to wait. None: nothing was counted, because that is longer
         than `max_wait_seconds`."""
         now = self._now()
         wait = max(0, self._wait(key, now))

@@ -6,7 +6,15 @@ once for all concurrent callers and waits for at most LOAD_TIMEOUT_SECONDS; then
 of the snapshot, or the defaults, unless `on_store_down: refuse` is set. The number of budgets is bounded; a budget
 with calls in flight is never evicted.
 
-`CallerDay` is a caller's app and org on one day: the counters that its calls are charged to.
+What owns what:
+
+    BudgetRegistry
+      by caller (org, app)    CallerDay       one day: the counters that its calls are charged to, and its BudgetState
+      by scope and period     RefreshState    what was read from the store, and when `BudgetRefresher` reads again
+        has one               BudgetState     settings, active label, `span` (the period); decides which label serves
+        has one per label     SpendTracker    what is spent and in flight of one quota
+
+Several callers share one BudgetState: all apps of an org whose quotas belong to the org.
 """
 
 from __future__ import annotations

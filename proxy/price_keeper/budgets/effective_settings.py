@@ -220,7 +220,7 @@ def make_choice_reader(options: Sequence[str]) -> Callable[[Any], str]:
 
 
 def read_seconds(value: Any) -> int | Decimal:
-    """A number of seconds with few decimals, since stores limit the precision of numbers."""
+    """Seconds with at most MAX_DECIMALS decimal places, as the store limits the precision of numbers."""
     if (
         not is_number(value)
         or not Decimal("0.001") <= value <= MAX_REFRESH_SECONDS

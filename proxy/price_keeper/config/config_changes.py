@@ -58,7 +58,7 @@ def compare_catalogs(before: Config, after: Config) -> CatalogChanges:
 
 
 def _list_top_keys(paths: Iterable[str]) -> list[str]:
-    """Each once."""
+    """The first part of each path, without repeats."""
     return list(dict.fromkeys(path.split(".")[0] for path in paths))
 
 

@@ -2,6 +2,6 @@
 
 Start with `api` (the table of routes) and `control_server` (how a request is served). `*_endpoints` are the handlers,
 grouped by subject. May import the services (auth, budgets, rates, usage, ledger, reports, alerts, telemetry) and
-stores/contract. Only app and cli import it; `readiness_checks` (types of checks) and `api_constants` are the
-exceptions.
+stores/contract. Only app imports it; `readiness_checks` (types of checks), `api_constants`, and `control_access` (the
+admin key, which doctor checks) are the exceptions.
 """

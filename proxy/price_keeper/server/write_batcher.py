@@ -1,7 +1,7 @@
-"""Batch short writes within one iteration of the event loop.
+"""Batch short writes until the next iteration of the event loop.
 
 Waking the reader of a socket costs more than the write itself. Under load, writes are delayed until a few others have
-joined them, but never beyond the current loop iteration.
+joined them; at the latest they go out in the next iteration, before the loop waits for I/O again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Write: TypeAlias = Callable[[bytes], None]
 
 
 class WriteBatcher:
-    """Delays writes while `is_busy`, in order, until the end of the loop iteration at the latest."""
+    """Delays writes while `is_busy`, in order, until the next loop iteration at the latest."""
 
     def __init__(self) -> None:
         self.is_busy = False  # set by the listener: enough requests are active that batching pays
@@ -28,8 +28,8 @@ class WriteBatcher:
         self._loop = asyncio.get_running_loop()
 
     def write(self, write: Write, data: bytes) -> None:
-        """Call `write(data)` now or later in this loop iteration. The caller must `flush` before it writes to the
-        same transport in any other way, or closes it, or the order of bytes changes."""
+        """Call `write(data)` now, or in the next loop iteration at the latest. The caller must `flush` before it writes
+        to the same transport in any other way, or closes it, or the order of bytes changes."""
         pending = self._pending
         if not self.is_busy and not pending:
             write(data)
@@ -40,7 +40,7 @@ class WriteBatcher:
             self.flush()
         elif not self._is_flush_due:
             self._is_flush_due = True
-            self._loop.call_soon(self._flush_at_turn_end)
+            self._loop.call_soon(self._flush_next_turn)
 
     def flush(self) -> None:
         if not self._pending:
@@ -52,6 +52,6 @@ class WriteBatcher:
             except Exception:  # noqa: S112 - a client that has disconnected must not cost the others their data
                 continue
 
-    def _flush_at_turn_end(self) -> None:
+    def _flush_next_turn(self) -> None:
         self._is_flush_due = False
         self.flush()

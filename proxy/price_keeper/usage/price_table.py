@@ -4,6 +4,10 @@ START HERE: `PriceTable`. It holds all prices of one label at one endpoint, by s
 dimension (`PRICE_DIMENSIONS`). It never changes: a new price is a new table, and a call is charged by the table that it
 began with. Usage without a price of its own is charged at the highest known price and flagged `price_unknown`; it is
 never free.
+
+A new price dimension is a field of `PicoPrices` and `TierPrices` (config), of `Usage` and `ReportedCounts`
+(token_usage), of `inference_profiles.PRICE_FIELDS`, of `price_list` (its name in AWS's list), and of `UsageCounts`,
+which is the journal's format; the metrics and reports that list `UsageCounts` by name follow.
 """
 
 from __future__ import annotations
