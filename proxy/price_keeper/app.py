@@ -368,10 +368,10 @@ async def _open_data_port(
         config, core.store, clock, tasks, core.lease_manager, core.budgets.snapshot
     )
     rate_limiter.register_metrics(core.telemetry)
-    hard_budgets = data_port_wiring.build_hard_budgets(
+    hard_label_selector = data_port_wiring.build_hard_label_selector(
         config, core.store, clock, tasks, core.recording, core.budgets, price_tables, forwarder
     )
-    hard_budgets.register_metrics(core.telemetry)
+    hard_label_selector.register_metrics(core.telemetry)
     handler = data_port_wiring.build_handler(
         config,
         core.store,
@@ -385,7 +385,7 @@ async def _open_data_port(
         core.budgets,
         tasks,
         rate_limiter,
-        hard_budgets,
+        hard_label_selector,
         credential_issuer,
     )
     catalog = Catalog(
@@ -395,7 +395,7 @@ async def _open_data_port(
         forwarder,
         core.recording.flusher,
         core.budgets,
-        hard_budgets.leases,
+        hard_label_selector.leases,
         core.store,
         clock,
         tasks,

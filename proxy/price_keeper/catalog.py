@@ -11,7 +11,7 @@ from collections.abc import Callable
 from price_keeper import data_port_wiring
 from price_keeper.budgets.budget_registry import BudgetRegistry
 from price_keeper.budgets.hard.budget_lease import BudgetLeases
-from price_keeper.budgets.hard_budgets import HardBudgets
+from price_keeper.budgets.hard_label_selector import HardLabelSelector
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.config_sections import PSEUDO_LABELS
@@ -65,9 +65,9 @@ class Catalog:
         def apply() -> None:
             handler, flusher, budgets = self._handler, self._flusher, self._budgets
             meters = MeterFactory(config, flusher.journal, price_tables, self._clock, handler.label_selector.meters)
-            hard_budgets = HardBudgets(config, self._leases, price_tables, TokenCounter(self._forwarder))
+            hard_label_selector = HardLabelSelector(config, self._leases, price_tables, TokenCounter(self._forwarder))
             selector = data_port_wiring.build_label_selector(
-                config, self._bedrock, flusher, budgets, meters, hard_budgets, handler.request_stats
+                config, self._bedrock, flusher, budgets, meters, hard_label_selector, handler.request_stats
             )
             endpoints = data_port_wiring.list_endpoints(config, self._bedrock)
             # Nothing below this line can fail, so the switch is atomic.

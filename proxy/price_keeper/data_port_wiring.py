@@ -25,7 +25,7 @@ from price_keeper.auth.tokens import TokenService
 from price_keeper.budgets.budget_registry import BudgetRegistry
 from price_keeper.budgets.budget_snapshot import BudgetSnapshot
 from price_keeper.budgets.hard.budget_lease import BudgetLeases
-from price_keeper.budgets.hard_budgets import HardBudgets
+from price_keeper.budgets.hard_label_selector import HardLabelSelector
 from price_keeper.budgets.label_selector import FindTargets, LabelResolver, LabelSelector
 from price_keeper.clock import Clock
 from price_keeper.config import Config, LabelConfig, UpstreamConfig
@@ -204,7 +204,7 @@ def build_rate_limiter(
     return RateLimiter(limit_cache, lease_manager, serves_offline=config.on_store_down == "serve")
 
 
-def build_hard_budgets(
+def build_hard_label_selector(
     config: Config,
     store: Store,
     clock: Clock,
@@ -213,12 +213,12 @@ def build_hard_budgets(
     budgets: BudgetRegistry,
     price_tables: PriceTables,
     forwarder: Forwarder,
-) -> HardBudgets:
+) -> HardLabelSelector:
     """Hard budgets of this process. `Recording.finish` returns what their leases still hold."""
     leases = BudgetLeases(store, clock, tasks, recording.lease_file, partial(read_spent_pico, store))
     leases.start()
     budgets.subscribe(lambda counter: leases.note_spend_elsewhere(HardBudgetKey(*counter[:3])))
-    return HardBudgets(config, leases, price_tables, TokenCounter(forwarder))
+    return HardLabelSelector(config, leases, price_tables, TokenCounter(forwarder))
 
 
 def build_handler(
@@ -234,7 +234,7 @@ def build_handler(
     budgets: BudgetRegistry,
     tasks: Tasks,
     rate_limiter: RateLimiter,
-    hard_budgets: HardBudgets,
+    hard_label_selector: HardLabelSelector,
     credential_issuer: CredentialIssuer | None = None,
 ) -> RequestHandler:
     request_stats = RequestStats((*config.labels, *PSEUDO_LABELS))
@@ -245,7 +245,9 @@ def build_handler(
     return RequestHandler(
         authenticator=_build_authenticator(config, tokens, revocation),
         rate_limiter=rate_limiter,
-        label_selector=build_label_selector(config, bedrock, flusher, budgets, meters, hard_budgets, request_stats),
+        label_selector=build_label_selector(
+            config, bedrock, flusher, budgets, meters, hard_label_selector, request_stats
+        ),
         forwarder=forwarder,
         retry_joiner=retry_joiner,
         credential_issuer=credential_issuer
@@ -264,7 +266,7 @@ def build_label_selector(
     flusher: Flusher,
     budgets: BudgetRegistry,
     meters: MeterFactory,
-    hard_budgets: HardBudgets,
+    hard_label_selector: HardLabelSelector,
     request_stats: RequestStats,
 ) -> LabelSelector:
     labels = LabelResolver(config.labels, allows_unlabelled=config.unlabelled == "meter")
@@ -274,7 +276,7 @@ def build_label_selector(
         meters,
         _build_find_targets(config, bedrock),
         flusher.check_recordable,
-        hard_budgets,
+        hard_label_selector,
         request_stats,
     )
 

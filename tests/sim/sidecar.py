@@ -199,7 +199,7 @@ class Life:
         rate_limiter = data_port_wiring.build_rate_limiter(
             config, store, clock, tasks, self.leasing, self.budget_registry.snapshot
         )
-        hard = data_port_wiring.build_hard_budgets(
+        hard = data_port_wiring.build_hard_label_selector(
             config, store, clock, tasks, recording, self.budget_registry, tariffs, self.forwarder
         )
         self.hard = hard

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from price_keeper.budgets import hard_budgets
+from price_keeper.budgets import hard_label_selector
 from price_keeper.budgets.budget_state import BudgetState
 from price_keeper.config import Config
 from price_keeper.errors import QuotaExceeded
@@ -219,7 +219,7 @@ def _checked_refusal(truth: Truth) -> Callable[..., Any]:
 
 
 def _checked_hard_refusal(truth: Truth) -> Callable[..., Any]:
-    refused = hard_budgets._build_refusal
+    refused = hard_label_selector._build_refusal
 
     def checked(state: BudgetState, dry: Mapping[str, Any]) -> Any:
         refusal = refused(state, dry)
@@ -240,7 +240,7 @@ class Patches:
             mock.patch.object(segment, "MIN_ROOM_BYTES", world.setup.room[0]),
             mock.patch.object(segment, "MAX_ROOM_BYTES", world.setup.room[1]),
             mock.patch.object(BudgetState, "_build_spent_error", _checked_refusal(world.truth)),
-            mock.patch.object(hard_budgets, "_build_refusal", _checked_hard_refusal(world.truth)),
+            mock.patch.object(hard_label_selector, "_build_refusal", _checked_hard_refusal(world.truth)),
         )
 
     def __enter__(self) -> None:

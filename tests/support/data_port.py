@@ -17,7 +17,7 @@ from price_keeper import data_port_wiring
 from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.budgets.budget_registry import BudgetRegistry
-from price_keeper.budgets.hard_budgets import HardBudgets
+from price_keeper.budgets.hard_label_selector import HardLabelSelector
 from price_keeper.catalog import Catalog
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Address, Config
@@ -63,7 +63,7 @@ class DataPort:
     recording: Recording
     store: Store
     budget_registry: BudgetRegistry
-    hard: HardBudgets
+    hard: HardLabelSelector
     config: Config
     handler: RequestHandler
     forwarder: Forwarder
@@ -154,7 +154,7 @@ async def data_port(
             revocation = data_port_wiring.build_revocation_list(full_config, store, clock, tasks)
             lease_manager = RateLeaseManager(BucketClient(store, StoreTime(clock).now_ms, clock), clock, tasks)
             tasks.run_every("leases", SWEEP_SECONDS, lease_manager.sweep)
-            hard = data_port_wiring.build_hard_budgets(
+            hard = data_port_wiring.build_hard_label_selector(
                 full_config, store, clock, tasks, recording, budget_registry, price_tables, forwarder
             )
             handler = data_port_wiring.build_handler(

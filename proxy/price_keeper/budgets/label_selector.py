@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 from price_keeper.budgets.budget_registry import BudgetRegistry, CallerDay
 from price_keeper.budgets.budget_state import Decision
 from price_keeper.budgets.hard.budget_lease import CostReservation
-from price_keeper.budgets.hard_budgets import Candidate, HardBudgets, RequestContent
+from price_keeper.budgets.hard_label_selector import Candidate, HardLabelSelector, RequestContent
 from price_keeper.budgets.label_policy import Mode
 from price_keeper.config.config_sections import LabelConfig
 from price_keeper.domain import Caller, CostCeiling, ResolvedLabel
@@ -110,7 +110,7 @@ class LabelSelector:
         meters: MeterFactory,
         find_targets: FindTargets,
         check_recordable: Callable[[], None],
-        hard_budgets: HardBudgets,
+        hard_label_selector: HardLabelSelector,
         request_stats: RequestStats,
     ) -> None:
         """`check_recordable` raises if the cost of a call could not be recorded."""
@@ -119,7 +119,7 @@ class LabelSelector:
         self.meters = meters
         self._find_targets = find_targets
         self._check_recordable = check_recordable
-        self._hard_budgets = hard_budgets
+        self._hard_label_selector = hard_label_selector
         self._request_stats = request_stats
         self._successor: LabelSelector | None = None
 
@@ -263,7 +263,7 @@ class LabelSelector:
                 raise _SelectorReplaced
             return _decide_hard(caller_day, resolved, pricing, call, insufficient)
 
-        decision, (resolved, pricing, targets), ceiling, reservation = await self._hard_budgets.reserve(
+        decision, (resolved, pricing, targets), ceiling, reservation = await self._hard_label_selector.reserve(
             caller_day.budget, content, decide, build_candidate
         )
         response_headers += (*_build_label_headers(resolved), *build_decision_headers(decision))
@@ -271,7 +271,7 @@ class LabelSelector:
         lease_counter = (
             None
             if reservation is None
-            else self._hard_budgets.build_lease_counter(reservation, caller_day.budget.settings.shards)
+            else self._hard_label_selector.build_lease_counter(reservation, caller_day.budget.settings.shards)
         )
         charged = caller_day.get_charged_counters(pricing.counted_label, lease_counter)
         if ceiling is not None and ceiling.body is not body:  # an output limit was written into it

@@ -69,7 +69,7 @@ class ReservedCandidate(NamedTuple):
     reservation: CostReservation | None = None
 
 
-class HardBudgets:
+class HardLabelSelector:
     """Finds the label whose hard budget can pay for a call, and reserves the call's cost ceiling."""
 
     def __init__(
