@@ -235,7 +235,7 @@ class BudgetRegistry:
         with suppress(TimeoutError):
             async with asyncio.timeout(LOAD_TIMEOUT_SECONDS):
                 for _ in range(2):  # the first read may find another budget that pays, which has to be read too
-                    self.unknown_orgs.check(caller.org)
+                    self.unknown_orgs.raise_if_just_refused(caller.org)
                     if not self._is_loaded_from_store(key):
                         self._start_loading(caller)
                         await self._loads.wait(key)
@@ -262,7 +262,7 @@ class BudgetRegistry:
         if not self._is_loaded(key):
             self._add_offline(caller)
         if key not in self._caller_days:
-            if self.unknown_orgs.is_refused(caller.org):
+            if self.unknown_orgs.is_refused_by_snapshot(caller.org):
                 raise self.unknown_orgs.build_refusal(caller.org)
             message = "the budget of this caller is not known here, and the store does not answer; retry later"
             raise Busy(message, retry_after=STORE_RETRY_SECONDS)
@@ -364,7 +364,7 @@ class BudgetRegistry:
         last = self._caller_days.get((caller.org, caller.app))
         if last is not None:
             self._add(caller, last[0].budget.settings, is_read=False, is_registered=False)
-        elif not self._refuses_unread and not self.unknown_orgs.is_refused(caller.org):
+        elif not self._refuses_unread and not self.unknown_orgs.is_refused_by_snapshot(caller.org):
             snapshot_settings = self.refresher.reader.resolve_snapshot_settings(Scope(caller.org, caller.app))
             settings = snapshot_settings or self.refresher.reader.resolve_settings()
             self._add(caller, settings, is_read=False, is_registered=False)

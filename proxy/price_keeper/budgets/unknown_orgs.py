@@ -77,11 +77,11 @@ class UnknownOrgs:
                 org,
             )
 
-    def is_refused(self, org: str) -> bool:
-        """By the last answer of the store, also while it does not answer."""
+    def is_refused_by_snapshot(self, org: str) -> bool:
+        """Whether the last answer of the store, however old, was that the org is not registered."""
         return self._refuses and self._snapshot.find_settings(Scope(org)) == {}
 
-    def check(self, org: str) -> None:
+    def raise_if_just_refused(self, org: str) -> None:
         """Raises UnknownOrg if the store reported the org as unregistered within RECHECK_SECONDS."""
         checked_at = self._checked_at.get(org)
         if self._refuses and checked_at is not None and self._clock.monotonic() < checked_at + RECHECK_SECONDS:
