@@ -434,6 +434,11 @@ def test_impossible_guardrail_count_gives_none(number):
     assert model_families.read_guardrail({"usage": {}}) is None
 
 
+def test_every_family_reader_sees_its_telltale_member():
+    telltales = {member for member, _ in model_families._FAMILY_READERS}
+    assert telltales <= set(model_families.USAGE_MEMBERS)
+
+
 def test_guardrail_units_match_service_model():
     shape = get_session().get_service_model("bedrock-runtime").shape_for("GuardrailUsage")
     assert set(UNITS) >= set(shape.members)

@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, MsgspecError, Raw, Struct, defstruct
 from msgspec.json import Decoder
 from msgspec.structs import astuple
 
-from price_keeper.usage.model_families import EMBEDDING_MEMBERS, MAX_TOKENS
+from price_keeper.usage.model_families import EMBEDDING_MEMBERS, MAX_TOKENS, USAGE_MEMBERS
 from price_keeper.usage.token_usage import Usage, make_plain_usage
 
 _TokenCount = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
@@ -37,12 +37,7 @@ class _ConverseAnswer(Struct, rename="camel", gc=False):
     performance_config: Any = None
 
 
-# Every member that a reader of `model_families` looks at in a complete response. Extend it with `_FAMILY_READERS`
-# there: a reader sees no other member. `_TRACE_MEMBERS` are those of a guardrail's traces.
-_USAGE_MEMBERS = ("usage", "service_tier", "serviceTier", "performanceConfig", "inputTextTokenCount", "results",
-            "totalOutputTextTokenCount", "prompt_token_count", "generation_token_count", "inputTokenCount",
-            "outputTokenCount", "cacheReadInputTokenCount", "cacheWriteInputTokenCount", "meta", "prompt",
-            "completions")  # fmt: skip
+# Members of a guardrail's traces.
 _TRACE_MEMBERS = ("trace", "amazon-bedrock-trace", "stopReason", "amazon-bedrock-guardrailAction")
 
 _NULL = Raw(b"null")
@@ -75,7 +70,7 @@ def _build_member_picker(
 
 
 pick_usage_members, pick_trace_members = (
-    _build_member_picker(_USAGE_MEMBERS, EMBEDDING_MEMBERS),
+    _build_member_picker(USAGE_MEMBERS, EMBEDDING_MEMBERS),
     _build_member_picker(_TRACE_MEMBERS),
 )
 _decode_converse = Decoder(_ConverseAnswer).decode

@@ -1,10 +1,17 @@
 """Reads token counts from JSON, in the form of every model family that Bedrock serves. Pure.
 
-START HERE for a new family: `_FAMILY_READERS` maps a telltale member of a response to the function that reads that
-family's counts. Add the members that state its usage to `fast_parse._USAGE_MEMBERS` too, because a complete response is
-reduced to those before it is read, and check in `stream_usage` how its streamed chunks wrap them. A family is
-recognised by the members of its response and not by the model id, because imported models use the form of the model
-they derive from. A number that no response can have counted makes its whole place count as not stated.
+A family is recognised by the members of its response and not by the model id, because imported models use the form of
+the model they derive from. A number that no response can have counted makes its whole place count as not stated.
+
+START HERE for a new family. It needs, in this order:
+
+    `_FAMILY_READERS`    maps a telltale member of a response to the function that reads that family's counts
+    `USAGE_MEMBERS`      beside it: the members that state its usage, or they are never read
+    `_METADATA_MEMBERS`  its members that are not what the model said
+    `stream_usage`       how its streamed chunks wrap these members
+    `config_sections`    its name in `Format`, and in the rule which formats need prices of caches
+    `budgets.hard.request_forms`  the members that its requests may have, or hard budgets refuse them
+    `bedrock_simulator.families`  its bodies, for tests
 
 `read_converse`, `read_invocation`, `read_chat` and `read_guardrail` read one complete response, headers included, and
 return None if it does not state its usage.
@@ -368,6 +375,13 @@ _FAMILY_READERS: tuple[tuple[str, _CountReader], ...] = (
     ("meta", _read_cohere),
     ("completions", _read_jurassic),
 )
+
+# All members that the readers here look at in a complete response. `fast_parse` reduces a response to these, so
+# readers see no others.
+USAGE_MEMBERS: Final = ("usage", "service_tier", "serviceTier", "performanceConfig", "inputTextTokenCount", "results",
+    "totalOutputTextTokenCount", "prompt_token_count", "generation_token_count", "inputTokenCount",
+    "outputTokenCount", "cacheReadInputTokenCount", "cacheWriteInputTokenCount", "meta", "prompt",
+    "completions")  # fmt: skip
 
 
 # ---------------------------------------------------------------- members of JSON
