@@ -135,7 +135,7 @@ async def get_selection(services: ControlServices, request: ApiRequest) -> ApiRe
         services.budgets.app_labels.invalidate(Scope(org, app))
     budget, override = await services.budgets.read_status(caller, forces_read=is_forced)
     own_labels = await services.budgets.app_labels.get(caller)
-    return build_cacheable_response(format_selection(budget, override, services.labels, own_labels))
+    return build_cacheable_response(format_selection(budget, override, services.labels_and_pseudo_labels, own_labels))
 
 
 def _read_flag(request: ApiRequest, name: str) -> bool:

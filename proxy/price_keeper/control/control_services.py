@@ -98,8 +98,8 @@ class ControlServices:
         return apply_config
 
     @property
-    def labels(self) -> tuple[str, ...]:
-        """The labels that settings of orgs and apps may name."""
+    def labels_and_pseudo_labels(self) -> tuple[str, ...]:
+        """What the settings of orgs and apps may name."""
         return (*self.config.labels, *PSEUDO_LABELS)
 
 

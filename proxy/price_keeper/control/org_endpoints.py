@@ -85,7 +85,13 @@ async def put_org_settings(services: ControlServices, request: ApiRequest) -> Ap
     audit_hook = _build_audit_hook(services, request, "org.put", Scope(org), record)
     config = services.config
     written = await put_org(
-        services.store, services.clock, org, request.body, services.labels, config.defaults, audit_hook
+        services.store,
+        services.clock,
+        org,
+        request.body,
+        services.labels_and_pseudo_labels,
+        config.defaults,
+        audit_hook,
     )
     services.budgets.unknown_orgs.forget(org)
     return await _respond_with_credentials(
@@ -103,7 +109,9 @@ async def put_app_settings(services: ControlServices, request: ApiRequest) -> Ap
         return show_app(show_org(services, org, change.org or {}), app, change.before).to_record()
 
     audit_hook = _build_audit_hook(services, request, "app.put", Scope(org, app), record)
-    written = await put_app(services.store, services.clock, org, app, request.body, services.labels, audit_hook)
+    written = await put_app(
+        services.store, services.clock, org, app, request.body, services.labels_and_pseudo_labels, audit_hook
+    )
     return await _respond_with_credentials(
         services, request, Scope(org, app), written, show_app(org_settings, app, written.item)
     )

@@ -109,7 +109,9 @@ def _format_profile(item: Item) -> dict[str, Any]:
 
 
 def _check_label(services: ControlServices, label: str) -> None:
-    if label in services.labels or any(label == each.model for each in services.config.labels.values()):
+    if label in services.labels_and_pseudo_labels or any(
+        label == each.model for each in services.config.labels.values()
+    ):
         raise ApiError(409, ERROR_CODES[409], f"{label} is a label of the configuration; name this one otherwise")
     if ".." in label:
         raise invalid_request("the body cannot be used", ("label", "two dots in a row cannot stand in a path"))

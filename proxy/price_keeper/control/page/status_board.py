@@ -148,7 +148,7 @@ async def _build_scope(
     settings = budget.settings
     return {
         **entry._asdict(),
-        **format_selection(budget, override, services.labels, own_labels),
+        **format_selection(budget, override, services.labels_and_pseudo_labels, own_labels),
         "starts_at": format_utc(budget.span.start),
         "timezone": settings.zone.key,
         "ordering": list(settings.ordering),
