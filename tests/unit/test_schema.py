@@ -25,7 +25,7 @@ DOCUMENTED = {
     schema.org_entry_key(ORG): ("config", "REGISTRY#ORGS", f"ORG#{ORG}"),
     schema.sticky_state_key(APP, DAY): ("sticky-state", f"ORG#{ORG}#APP#app-1", DAY),
     schema.usage_shard_key(WHOLE, "premium", 3, DAY): ("usage-agg-sharded", f"ORG#{ORG}#LABEL#premium#SH#3", DAY),
-    schema.daily_total_key(WHOLE, "premium", "WEEK#2026-W47"): (
+    schema.total_key(WHOLE, "premium", "WEEK#2026-W47"): (
         "daily-total",
         f"ORG#{ORG}#LABEL#premium",
         "WEEK#2026-W47",
@@ -94,8 +94,8 @@ BAD: dict[str, Callable[[], object]] = {
     "an empty app": lambda: Scope(ORG, ""),
     "an app too long": lambda: Scope(ORG, "a" * 65),
     "an app with a line's end": lambda: Scope(ORG, "a\n"),
-    "a label with #": lambda: schema.daily_total_key(WHOLE, "a#SH#1", DAY),
-    "a period of another form": lambda: schema.daily_total_key(WHOLE, "premium", "20261118"),
+    "a label with #": lambda: schema.total_key(WHOLE, "a#SH#1", DAY),
+    "a period of another form": lambda: schema.total_key(WHOLE, "premium", "20261118"),
     "a negative shard": lambda: schema.usage_shard_key(WHOLE, "premium", -1, DAY),
     "a token id with #": lambda: schema.revoked_token_key("SID#x"),
     "a session id with #": lambda: schema.session_key("org-1", "a#b"),
@@ -103,7 +103,7 @@ BAD: dict[str, Callable[[], object]] = {
     "a segment that is no ULID": lambda: schema.segment_marker_key(ULID.lower(), 0),
     "a region with @": lambda: schema.price_key("m", "us@east", "2026-11-18"),
     "a date of another form": lambda: schema.price_key("m", "us-east-1", "20261118"),
-    "a day in other digits": lambda: schema.daily_total_key(WHOLE, "premium", "DAY#٢٠٢٦١١١٨"),
+    "a day in other digits": lambda: schema.total_key(WHOLE, "premium", "DAY#٢٠٢٦١١١٨"),
     "a request of no app": lambda: schema.request_marker_key(ORG, None, "1"),  # type: ignore[arg-type]
     "a UTC day of another form": lambda: schema.active_counters_partition("2026-11-18"),
 }

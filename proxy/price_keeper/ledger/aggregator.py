@@ -154,7 +154,9 @@ async def list_active_counters(
     by_name: dict[tuple[str, str, str], ActiveCounter] = {}
     sort = Prefix(f"{Scope(org, app).key}#") if org is not None else None
     for day in utc_days:
-        query = Query("request-dedup", schema.active_counters_partition(format_day(day)), sort, consistent=consistent)
+        query = Query(
+            schema.ACTIVE_COUNTERS_TABLE, schema.active_counters_partition(format_day(day)), sort, consistent=consistent
+        )
         async for row in iterate_rows(store, query):
             try:
                 counter = parse_counter(row.key.sk, read_shard_count(row.item))
@@ -196,7 +198,7 @@ def sum_items(items: Iterable[Mapping[str, Any]]) -> dict[str, int | Decimal]:
 
 
 def build_total_key(counter: Counter) -> Key:
-    return schema.daily_total_key(Scope.from_key(counter.scope), counter.label, counter.period_or_lease)
+    return schema.total_key(Scope.from_key(counter.scope), counter.label, counter.period_or_lease)
 
 
 def parse_counter(entry: str, shards: int) -> Counter:

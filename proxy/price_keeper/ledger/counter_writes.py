@@ -121,7 +121,7 @@ def build_total_additions(part: SegmentPart, now: float) -> Iterator[Update]:
     for counter, counts in part:
         if counter.is_lease:
             continue
-        key = schema.daily_total_key(Scope.from_key(counter.scope), counter.label, counter.period_or_lease)
+        key = schema.total_key(Scope.from_key(counter.scope), counter.label, counter.period_or_lease)
         yield _build_increment(key, counts, now, TOTAL_TTL_SECONDS)
 
 

@@ -1,8 +1,9 @@
 """The tables, and one function for each kind of key in them. Pure.
 
-Table names here are without the configured prefix. The parts of a key are joined by '#', which ids and labels cannot
-contain, so keys never collide. Periods have the form of `org_calendar`, for example `DAY#20261118`. The functions raise
-ValueError for a malformed part.
+Table names here are without the configured prefix, and some are older than their use: `daily-total` also has the totals
+of weeks and months, and `request-dedup` also has the list of active counters. The parts of a key are joined by '#',
+which ids and labels cannot contain, so keys never collide. Periods have the form of `org_calendar`, for example
+`DAY#20261118`. The functions raise ValueError for a malformed part.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ TABLES = _index_by_name(
 )
 
 SHARD_COUNTS = (8, 16, 32, 64)
+ACTIVE_COUNTERS_TABLE = "request-dedup"
 
 _ORG_CONFIG = "CONFIG"
 _MARKER = "MARKER"
@@ -79,7 +81,7 @@ def usage_shard_key(scope: Scope, label: str, shard: int, period: str) -> Key:
     return Key("usage-agg-sharded", f"{_join_scope_and_label(scope, label)}#SH#{shard}", _require_period(period))
 
 
-def daily_total_key(scope: Scope, label: str, period: str) -> Key:
+def total_key(scope: Scope, label: str, period: str) -> Key:
     return Key("daily-total", _join_scope_and_label(scope, label), _require_period(period))
 
 
@@ -154,7 +156,7 @@ def active_counters_partition(utc_day: str) -> str:
 
 def active_counter_key(utc_day: str, scope: Scope, label: str, period: str) -> Key:
     return Key(
-        "request-dedup",
+        ACTIVE_COUNTERS_TABLE,
         active_counters_partition(utc_day),
         f"{_join_scope_and_label(scope, label)}#{_require_period(period)}",
     )
