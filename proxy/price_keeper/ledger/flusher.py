@@ -41,11 +41,12 @@ class FlushInterval:
         if requests >= BUSY_REQUESTS:
             self.seconds = max(self.min_seconds, self.seconds / 2)
         elif requests:
-            self.on_failed()
+            self._double()
 
     def on_failed(self) -> None:
-        """Double the interval: after a failure, which may be a conflict with other writers of the same counters, or
-        after a small flush."""
+        self._double()  # the failure may be a conflict with other writers of the same counters
+
+    def _double(self) -> None:
         self.seconds = min(self._max_seconds, self.seconds * 2)
 
 

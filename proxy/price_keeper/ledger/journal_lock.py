@@ -81,11 +81,12 @@ def has_owner_ended(folder: Path) -> bool:
     if owner is None or owner[0] != _read_machine_id():
         return False
     _, device, number, place = owner
-    return (device, number) == (own.st_dev, own.st_ino) or _is_unlocked(Path(place), device, number)
+    return (device, number) == (own.st_dev, own.st_ino) or _has_original_ended(Path(place), device, number)
 
 
-def _is_unlocked(original: Path, device: int, number: int) -> bool:
-    """Whether the original's lock is free; its owner holds it while it runs."""
+def _has_original_ended(original: Path, device: int, number: int) -> bool:
+    """Like `has_owner_ended`, for a copy: its lock file names the folder it was copied from, `original`, whose lock is
+    free once its owner has ended. False if another folder is there now."""
     try:
         file = os.open(original / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
