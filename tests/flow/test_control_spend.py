@@ -320,5 +320,5 @@ async def test_model_selection_query_counts_no_call(api: ControlHarness, caplog:
     caller = Caller(ORG, "spent", build_client_id(ORG, "spent"))
     state, _ = await api.parts.budgets.read_status(caller, forces_read=False)
     assert state._counters.refusals == 0
-    assert "decision changed" not in caplog.text
+    assert " now (before: " not in caplog.text
     assert SETTINGS["quotas"]["premium"] == 10_000_000

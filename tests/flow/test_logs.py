@@ -84,7 +84,7 @@ def test_every_line_is_json_with_time_level_and_logger(logged: Logged) -> None:
 
 def test_significant_events_are_logged(logged: Logged) -> None:
     assert logged.about("threshold reached")
-    assert logged.about("decision changed")
+    assert logged.about(" now (before: ")
     assert logged.about("cut or broken")
 
 

@@ -257,11 +257,14 @@ async def test_model_specific_body_keeps_to_compatible_labels(one: BudgetSidecar
         await one.decide(who, is_specific=True)
 
 
-async def test_shadow_mode_changes_nothing_and_reports_everything(one: BudgetSidecar, exact_store: Store) -> None:
+async def test_shadow_mode_changes_nothing_and_reports_everything(
+    one: BudgetSidecar, exact_store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS, enforcement="shadow")
     await one.spend(who, 10 * USD)
     assert (await one.decide(who)) == ("premium", Mode.EXCEEDED, 100, "standard")
+    assert "for premium would be served by standard now (before: served by premium)" in caplog.text
     await one.spend(who, 5 * USD, "standard")
     await one.spend(who, 1 * USD, "economy")
     assert (await one.decide(who)) == ("premium", Mode.EXCEEDED, 100, "")
@@ -433,9 +436,9 @@ async def test_decision_change_is_logged_once(
     await put_budget(exact_store, who.org, QUOTAS)
     for _ in range(7):
         await one.spend(who, 2 * USD)
-    lines = [record.message for record in caplog.records if "decision changed" in record.message]
+    lines = [record.message for record in caplog.records if " now (before: " in record.message]
     assert lines == [
-        f"decision changed: scope=ORG#{who.org}#APP#web period=DAY#20261118 asked=premium serving=standard "
-        "before=premium active=premium enforcement=soft "
-        "spent='premium 10 of 10 USD, standard 0 of 5 USD, economy 0 of 1 USD'"
+        f"calls of ORG#{who.org}#APP#web for premium are served by standard now (before: served by premium): "
+        "spent premium 10 of 10 USD, standard 0 of 5 USD, economy 0 of 1 USD in DAY#20261118; "
+        "active label premium, enforcement soft"
     ]

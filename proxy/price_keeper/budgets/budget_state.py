@@ -493,15 +493,16 @@ class BudgetState:
         self._last_served[requested, is_format_specific] = serving
         amounts = self.format_amounts(settings.ordering or settings.quotas)
         _log.warning(
-            "decision changed: scope=%s period=%s asked=%s serving=%s before=%s active=%s enforcement=%s spent=%r",
+            "calls of %s for %s %s %s now (before: %s): spent %s in %s; active label %s, enforcement %s",
             self.scope.key,
-            self.span.key,
             requested,
-            serving or "none",
-            before or "none",
+            "would be" if settings.enforcement == "shadow" else "are",
+            _describe_service(serving),
+            _describe_service(before),
+            amounts,
+            self.span.key,
             settings.ordering[self.active_index] if settings.ordering else "none",
             settings.enforcement,
-            amounts,
         )
 
     # Applying what was read.
@@ -580,6 +581,10 @@ class BudgetState:
             sticky_index, settings.ordering, lambda label: self.get_tracker(label).spent, settings.quotas
         )
         return index if index > sticky_index else None
+
+
+def _describe_service(label: str | None) -> str:
+    return "refused" if label is None else f"served by {label}"
 
 
 def _format_usd(pico: int) -> str:
