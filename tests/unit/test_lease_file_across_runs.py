@@ -133,6 +133,8 @@ async def test_damaged_journal_keeps_leases_for_good(tmp_path: Path, caplog: pyt
         assert (await read_bucket(store, name)).unleased == (500 if is_damaged else 950)
         assert list_lease_files(folder / "journal") == ([f"kept-holds-{first.lease_file.holder}"] if is_damaged else [])
         assert ("has lost lines" in caplog.text) is is_damaged
+        assert ("of 1 hard budgets stays leased" in caplog.text) is is_damaged
+        assert (" ".join(name) in caplog.text) is is_damaged
 
 
 @pytest.mark.parametrize("trouble", ["", "open", "away", "before", "rejected", "late"])

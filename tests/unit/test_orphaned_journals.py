@@ -281,7 +281,8 @@ async def test_foreign_file_stays_and_is_logged_once(
             await running.adopt_orphans()
     assert await counted(exact_store, left) == [(2, 17)]
     assert sorted(path.name for path in (tmp_path / "worker-1").iterdir()) == ["lock", "notes"]
-    assert caplog.text.count("is left as it is") == 1
+    assert "NOT counted" not in caplog.text
+    assert caplog.text.count("worker-1 is counted; remove its folder") == 1
     assert (tmp_path / "worker-02").exists()
 
 
@@ -294,7 +295,8 @@ async def test_unreadable_orphaned_journal_does_not_prevent_start(
     async with run_of(tmp_path, exact_store) as running:
         assert await running.flusher.flush()
         await running.adopt_orphans()
-    assert "worker-2 is left as it is" in caplog.text
+    assert "is NOT counted: " in caplog.text
+    assert f"price-keeper replay {tmp_path / 'worker-2'}" in caplog.text
     assert await counted(exact_store, left) == [(2, 17)]
     assert find_worker_folders(tmp_path) == [tmp_path / "worker-2"]
 

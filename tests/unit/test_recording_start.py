@@ -234,7 +234,7 @@ async def test_call_in_torn_lines_only_is_logged(
     caplog.set_level(logging.WARNING)
     left = recover(tmp_path)
     assert (left.corrupt_lines, left.unrecoverable_calls, left.estimated_calls) == (1, 1, 1)
-    assert "1 calls were recorded in torn lines only" in caplog.text
+    assert "1 calls in corrupt lines cannot be recovered; their spend is missing" in caplog.text
     assert recover(tmp_path).unrecoverable_calls == 0  # once it is sealed, the loss has been told
 
 

@@ -161,7 +161,10 @@ async def list_active_counters(
             try:
                 counter = parse_counter(row.key.sk, read_shard_count(row.item))
             except ValueError:
-                _log.warning("an entry in the list of active counters is malformed and skipped: %s", row.key.sk)
+                _log.warning(
+                    "a malformed entry in the list of active counters is skipped; its spend is in no total: %s",
+                    row.key.sk,
+                )
                 continue
             earlier = by_name.get(counter[:3])
             # Entries differ in the shard count only if it was changed; then the highest one is read.

@@ -428,7 +428,12 @@ class Journal:
     def _note_failure(self, failure: OSError, action: str = "written") -> str:
         """Returns the reason. It is logged when the trouble begins, unless the same was logged a moment ago."""
         if not self.trouble and self._throttle.allows(f"{action} {failure.strerror}"):
-            _log.error("the journal in %s cannot be %s: %s", self.folder, action, failure.strerror)
+            _log.error(
+                "the journal in %s cannot be %s: %s; a call whose intent cannot be written is refused with 503",
+                self.folder,
+                action,
+                failure.strerror,
+            )
         return str(failure.strerror)
 
 

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import orjson
@@ -30,6 +31,7 @@ LEASE_FILE_PREFIX = "holds-"
 REPLACEMENT_PREFIX = "new-"
 RETAINED_PREFIX = "kept-holds-"  # of a journal that lost lines: its spend is unknown, so nothing is released
 CONCURRENT_RELEASES = 16
+MAX_KEYS_SHOWN = 20  # in one log line
 
 _log = logging.getLogger("price_keeper.hard")
 
@@ -120,14 +122,17 @@ def retain_all(folder: Path) -> None:
     """The journals of earlier runs have lost lines: keep their lease files, so that nothing is released. Raises
     OSError."""
     files = list(_list_lease_files(folder))
+    keys = dict.fromkeys(key for path in files for key in _read_keys(path))
     for path in files:
         path.rename(folder / path.name.replace(LEASE_FILE_PREFIX, RETAINED_PREFIX, 1))
     if files:
         sync_folder(folder)
         _log.error(
-            "the journal in %s has lost lines, so its spend is not known completely; budget leases of its runs stay "
-            "leased until their period is over",
+            "the journal in %s has lost lines, so its spend is not known completely; what its runs had leased of %d "
+            "hard budgets stays leased until their period is over (raise a quota if its calls are refused before): %s",
             folder,
+            len(keys),
+            ", ".join(" ".join(key) for key in islice(keys, MAX_KEYS_SHOWN)),
         )
 
 

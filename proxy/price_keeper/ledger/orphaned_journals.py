@@ -88,7 +88,13 @@ class OrphanedJournals:
         except JournalInUse:
             return  # its process runs, and may end soon
         except (ArithmeticError, LookupError, OSError, TypeError, ValueError, JournalUnusable) as failure:
-            self._mark_unusable(folder, str(failure))
+            self._unusable.add(folder)
+            _log.error(
+                "spend in the journal of a former worker is NOT counted: %s; repair that, then run: "
+                "price-keeper replay %s",
+                failure,
+                folder,
+            )
 
     async def finish_folder(self, folder: Path, store: Store, clock: Clock) -> None:
         """Return the leases, move the alerts, and remove the folder. Call it when all spend of its journal is in the
@@ -114,18 +120,15 @@ class OrphanedJournals:
                 folder,
             )
         if not is_removed:
-            self._mark_unusable(folder, "it holds files that do not belong to a journal")
+            self._unusable.add(folder)
+            _log.warning(
+                "spend of the former worker in %s is counted; remove its folder, which has other files", folder
+            )
         self._locks.pop(folder).close()
 
     def close(self) -> None:
         while self._locks:
             self._locks.popitem()[1].close()
-
-    def _mark_unusable(self, folder: Path, reason: str) -> None:
-        self._unusable.add(folder)
-        _log.error(
-            "the journal of a former worker in %s is left as it is; an operator has to look at it: %s", folder, reason
-        )
 
     def _clear_folder(self, folder: Path) -> tuple[set[str], bool]:
         """The names of the moved alerts, and whether the folder was removed. Raises OSError."""

@@ -311,14 +311,16 @@ def _estimate_and_seal(segment: RecoveredSegment) -> SealedSegment:
 def _log_losses(folder: Path, recovered: RecoveredJournal) -> None:
     if recovered.corrupt_lines or recovered.estimated_calls:
         _log.warning(
-            "the journal in %s: %d calls whose end is unknown count as estimated; %d lines were torn",
+            "the journal in %s: %d calls were interrupted and are charged by estimate; %d lines are corrupt (a few "
+            "after a crash are normal)",
             folder,
             recovered.estimated_calls,
             recovered.corrupt_lines,
         )
     if recovered.unrecoverable_calls:
         _log.error(
-            "the journal in %s: %d calls were recorded in torn lines only, and are not counted",
+            "the journal in %s: %d calls in corrupt lines cannot be recovered; their spend is missing from all totals: "
+            "compare with the AWS bill of that day",
             folder,
             recovered.unrecoverable_calls,
         )
