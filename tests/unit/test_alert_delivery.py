@@ -135,7 +135,7 @@ async def test_rejected_alert_is_abandoned(
     assert (made.deliveries.abandoned, made.deliveries.pending) == (1, 0)
     assert [name for name in files(folder) if name.endswith(".json")] == []
     (error,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert f"abandoned; webhook alerts.example.com:443: response status {status}" in error
+    assert f"abandoned without notification; webhook alerts.example.com:443: response status {status}" in error
 
 
 @pytest.mark.parametrize("status", [100, 204, 299, 300, 302, 308, 408, 429, 500, 503, 599])

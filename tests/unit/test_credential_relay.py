@@ -135,7 +135,7 @@ async def test_failed_fetch_is_not_repeated_at_once(
     relayed: CredentialRelay, control: FakeControlService, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     control.answer = ControlServiceFailed("away", is_away=True)
-    with caplog.at_level(logging.WARNING, "price_keeper.auth"):
+    with caplog.at_level(logging.INFO, "price_keeper.auth"):
         for _ in range(50):
             with pytest.raises(Busy):
                 await relayed.issue(CREDENTIAL)

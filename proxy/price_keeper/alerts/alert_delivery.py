@@ -59,9 +59,9 @@ class AlertDeliveries:
             await self._outbox.persist(alert)
         except OSError as failure:
             _log.error(
-                "alert %s cannot be written to disk (%s); it is delivered, but lost if the process dies",
-                alert.id,
+                "an alert cannot be written to disk (%s); it is delivered, but lost if the process dies: %s",
                 failure.strerror,
+                alert,
             )
 
     def discard(self, alert: Alert) -> None:
@@ -74,7 +74,10 @@ class AlertDeliveries:
             self._in_flight.add(alert.file_stem)
         elif alert.file_stem not in self._outbox.names:
             self.abandoned += 1
-            _log.error("alert %s is dropped: too many are waiting, and it could not be written to disk", alert.id)
+            _log.error(
+                "an alert is dropped without notification (too many wait, and it is not on disk): %s",
+                alert,
+            )
 
     def add_orphans(self, names: set[str]) -> None:
         self._outbox.names |= names
@@ -119,7 +122,12 @@ class AlertDeliveries:
             self.delivered += 1
         else:
             self.abandoned += 1
-            _log.error("alert %s abandoned; webhook %s: %s", alert.id, self._webhook.host_and_port, response)
+            _log.error(
+                "an alert is abandoned without notification; webhook %s: %s; %s",
+                self._webhook.host_and_port,
+                response,
+                alert,
+            )
 
     def _note_failure(self, alert: Alert, response: WebhookResponse, is_first: bool) -> None:
         self.failed += 1

@@ -309,7 +309,7 @@ class CredentialRelay(CredentialIssuer):
 
     def _note_recovery(self) -> None:
         if self._is_away:
-            _log.warning("the control service issues credentials again")
+            _log.info("the control service issues credentials again")
         self._is_away = False
 
 

@@ -101,6 +101,11 @@ _TOKEN_REUSED = "the refresh token was used before, so its session is over: log 
 _TOKEN_JUST_USED = "the refresh token was used a moment ago: use the tokens that it was exchanged for, or log in again"
 _REFRESH_UNCERTAIN = "the store's answer was lost, and perhaps the refresh with it: log in again"
 
+_STOLEN_TOKEN = (
+    "a refresh token of client %s was used twice, so it may be stolen; session %s is ended. If the client did not "
+    "repeat it, rotate its secret without grace: price-keeper rotate"
+)
+
 _log = logging.getLogger("price_keeper.auth")
 
 
@@ -433,7 +438,7 @@ class RefreshSessions:
             if was_rotated_within(REUSE_GRACE_SECONDS, refusal, self._clock.now()):
                 raise self._refusals.remember_refusal(token_hash, _TOKEN_JUST_USED, REUSE_CACHE_SECONDS)
             # Two senders have the same token, and it is not known which of them is the client, so neither may continue.
-            _log.warning("a refresh token was used twice: client=%s session=%s is ended", client, sid)
+            _log.warning(_STOLEN_TOKEN, client, sid)
             await self.revoke(scope, sid)
             raise self._refusals.remember_refusal(token_hash, _TOKEN_REUSED)
         if refusal is not None or item is None or item.get(REFRESH_HASH) != token_hash:

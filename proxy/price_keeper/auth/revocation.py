@@ -259,7 +259,7 @@ class RevocationList:
     def _note_store_back(self) -> None:
         if self._away_since is None:
             return
-        _log.warning("the store answers again which tokens are revoked, after %.0f s", self.away_seconds)
+        _log.info("the store answers again which tokens are revoked, after %.0f s", self.away_seconds)
         self._away_since = None
         for names in [names for names, verdict in self._verdicts.items() if verdict.is_grace]:
             del self._verdicts[names]
