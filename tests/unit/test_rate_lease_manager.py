@@ -263,6 +263,21 @@ def test_store_outage_serves_from_local_bucket() -> None:
     run_simulated(work)
 
 
+def test_failed_top_ups_are_logged_once_a_minute_with_caller_and_cause(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(desk: LeaseManagerHarness) -> None:
+        desk.client.failure = StoreUnavailable("the store is away")
+        for _ in range(4):
+            await desk.admit("web", make_buckets(scope="ORG#a#APP#web"))
+            await desk.admit("shop", make_buckets(scope="ORG#a#APP#shop"))
+            await asyncio.sleep(20)
+        lines = [record.getMessage() for record in caplog.records]
+        assert len(lines) == 2
+        assert "the rate lease of ORG#a#APP#web (" in lines[0]
+        assert ": the store is away; " in lines[0]
+
+    run_simulated(work)
+
+
 def test_offline_usage_is_reported_but_not_taken() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         desk.client.failure = StoreUnavailable("away")

@@ -146,7 +146,8 @@ def test_worker_that_does_not_stop_is_killed_and_logged(tmp_path: Path) -> None:
         process.terminate()
         assert process.wait(SECONDS) == 1
         assert all(map(has_exited, pids))
-    assert (tmp_path / "log").read_text() == "workers did not end within 2 s and are killed: 0, 1, 2\n"
+    killed = "worker 0, worker 1, worker 2"
+    assert (tmp_path / "log").read_text() == f"workers did not end within 2 s and are killed: {killed}\n"
 
 
 def test_bug_in_worker_is_shown_and_stops_all(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ EVICTION_SAMPLE: Final = 64  # oldest callers among which one is evicted to make
 SWEEP_BATCH: Final = 500  # callers per loop turn of a sweep, so that other tasks can run
 STOP_CONCURRENCY: Final = 16  # callers whose leases are returned to the store at the same time
 MAX_WAIT_MS = 60_000
+LOG_INTERVAL_SECONDS: Final = 60.0  # between two lines about callers whose leases cannot be topped up
 
 _log = logging.getLogger("price_keeper.limits")
 
@@ -144,6 +145,7 @@ class RateLeaseManager:
         self._max_callers = max_callers
         self._holders: dict[str, LeaseHolder] = {}
         self._is_stopping = False
+        self._next_log_at = 0.0
         self.counts = RateLimitCounts()
 
     def __len__(self) -> int:
@@ -283,11 +285,15 @@ class RateLeaseManager:
         except (StoreThrottled, TransactionFailed):
             is_away = False
         except StoreError as failure:
-            _log.warning(
-                "cannot top up the rate lease of a caller (%s); its calls use the offline limits or "
-                "fail with 503 until the store answers again",
-                type(failure).__name__,
-            )
+            if self._now() >= self._next_log_at:
+                self._next_log_at = self._now() + LOG_INTERVAL_SECONDS
+                _log.warning(
+                    "cannot top up the rate lease of %s (other callers are not logged for %g s): %s; its calls use the "
+                    "offline limits or fail with 503 until the store answers again",
+                    ", ".join(bucket.scope for bucket in holder.buckets),
+                    LOG_INTERVAL_SECONDS,
+                    failure,
+                )
         finally:
             if grant is not None:
                 holder.store_away_until = 0.0

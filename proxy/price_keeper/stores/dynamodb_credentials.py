@@ -94,7 +94,7 @@ class StoreCredentials(AioCredentials):  # type: ignore[misc]
         if kind != self._logged_failure:
             self._logged_failure = kind
             message = "AWS credentials of the store could not be renewed, and the last ones hold"
-            _log.warning("%s: %s", message, kind)
+            _log.warning("%s: %s; repair their source before they expire (price-keeper doctor names it)", message, kind)
 
 
 async def create_session(credentials: StoreCredentials) -> AioSession:

@@ -65,7 +65,8 @@ class UpstreamHealth:
         self._unreachable[endpoint] = pool
         if now - self._logged_at.get(endpoint, now - LOG_INTERVAL_SECONDS) >= LOG_INTERVAL_SECONDS:
             self._logged_at[endpoint] = now
-            _log.warning("%s:%d gets no calls: %s", endpoint.host, endpoint.port, error)
+            message = "cannot connect to %s:%d: %s; calls go to the next endpoint of their label, or fail with 503"
+            _log.warning(message, endpoint.host, endpoint.port, error)
 
     def on_credentials_refused(self, endpoint: UpstreamEndpoint, error: str) -> None:
         """Record that Bedrock refused the credentials, or what was signed with them."""

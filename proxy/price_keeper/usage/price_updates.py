@@ -324,7 +324,9 @@ class PriceTables:
             return f"some prices listed on {cached.day} are implausible, in USD per million tokens: {implausible}"
         table = overlay_prices(label.configured, cached.listed, cached.day)
         if table != label.table:
-            _log.info("prices of %s are now those of %s", _describe(label), table.version)
+            _log.info(
+                "prices of %s changed; calls are charged by price table %s from now on", _describe(label), table.version
+            )
             label.table = table
         label.read_at = cached.read_at
         return ""

@@ -241,8 +241,8 @@ class Supervisor:
             self._signal(worker, signal.SIGTERM)
 
     def _kill_hanging(self) -> None:
-        hanging = [worker.number for worker in self._workers if worker.pid]
-        _log.error("workers did not end within %g s and are killed: %s", STOP_SECONDS, ", ".join(map(str, hanging)))
+        hanging = ", ".join(f"worker {worker.number}" for worker in self._workers if worker.pid)
+        _log.error("workers did not end within %g s and are killed: %s", STOP_SECONDS, hanging)
         self._is_clean = False
         self._stop_by = time.monotonic() + STOP_SECONDS
         self._kill()

@@ -26,6 +26,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol, TypeAlias
 
 from price_keeper.clock import Clock
+from price_keeper.domain import PICO_PER_USD
 from price_keeper.errors import ConditionFailed, ReasonCode, StoreError, TransactionFailed
 from price_keeper.ledger import lease_rows
 from price_keeper.ledger.lease_file import BudgetLeaseFile
@@ -388,10 +389,10 @@ class BudgetLease:
         if not self._has_logged_excess:
             self._has_logged_excess = True
             message = (
-                "a call of hard budget %s cost %d pico-dollars, more than its ceiling of %d; "
+                "a call of hard budget %s cost %.9f USD, more than its ceiling of %.9f USD; "
                 "the excess is charged to the budget, and further cases of it are not logged"
             )
-            _log.error(message, " ".join(self.key), actual, ceiling)
+            _log.error(message, " ".join(self.key), actual / PICO_PER_USD, ceiling / PICO_PER_USD)
 
 
 class BudgetLeases:
