@@ -140,10 +140,12 @@ class Connection:
 
 
 class Pool:
-    def __init__(self, bedrock: Bedrock, owes: Callable[[], bool]) -> None:
-        """`owes`: the disk would not take all the lines to be written."""
-        self.bedrock, self.owes = bedrock, owes
-        self.standing_by: list[Connection] = []
+    def __init__(
+        self, endpoint: UpstreamEndpoint, bedrock: Bedrock, owes: Callable[[], bool], standing_by: list[Connection]
+    ) -> None:
+        """`owes`: the disk would not take all the lines to be written. `standing_by` is shared by all endpoints."""
+        self.endpoint, self.bedrock, self.owes = endpoint, bedrock, owes
+        self.standing_by = standing_by
 
     def take_idle(self) -> Connection | None:
         return self.standing_by.pop() if self.standing_by else None
@@ -176,11 +178,13 @@ class SimulatedForwarder(Forwarder):
 
     def __init__(self, clock: Any, bedrock: Bedrock, owes: Callable[[], bool]) -> None:
         super().__init__(_Unsigned(), clock)
-        self._simulated = Pool(bedrock, owes)
+        self._bedrock, self._owes = bedrock, owes
+        self._standing_by: list[Connection] = []
 
     def _pool(self, endpoint: UpstreamEndpoint) -> Any:
         self._hosts[endpoint] = endpoint.host
-        return self._simulated
+        pool = self._pools[endpoint] = Pool(endpoint, self._bedrock, self._owes, self._standing_by)
+        return pool
 
 
 class CallOutcome:
