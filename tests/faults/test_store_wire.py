@@ -202,7 +202,7 @@ async def spend_counts_once(line: Line, folder: Path) -> None:
     async with open_recording_harness(folder / "journal", line.store, SystemClock()) as rec:
         for number in range(1, 4):
             rec.spend(1000, *(rec.counter(f"label{each}") for each in range(60)))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not await rec.flusher.flush():
                     pass
             for each in (0, 59):

@@ -164,7 +164,7 @@ async def _serving(serve: Callable[..., Awaitable[None]], host: str, tls: ssl.SS
 
     async with await asyncio.start_server(served, host, 0, ssl=tls) as server:
         yield server.sockets[0].getsockname()[1]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await asyncio.gather(*begun, return_exceptions=True)
 
 

@@ -75,7 +75,7 @@ async def test_body_above_route_limit_is_refused(
 
 async def test_announced_oversized_body_is_not_read(api: ControlHarness) -> None:
     reader, writer = await _sent(api, _head(MAX_ANONYMOUS_BODY_BYTES + 1))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
     writer.close()
 
@@ -123,7 +123,7 @@ async def test_bodies_of_one_app_do_not_block_others(api: ControlHarness) -> Non
     pair = (await api.ask("GET", f"{API}/credentials/secret", who=None, headers=token)).body
     head = _head(MAX_BODY_BYTES, f"{API}/apps/web/usage/batch", api.auth_headers((ORG, "web"))["Authorization"])
     slow = [await _sent(api, head) for _ in range(2 * ANONYMOUS_BUDGET_BYTES // MAX_BODY_BYTES)]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         refused = [
             each for each in slow[PER_CLIENT_BUDGET_BYTES // MAX_BODY_BYTES :] if b" 503 " in await each[0].readline()
         ]
@@ -168,7 +168,7 @@ async def test_connections_are_bounded(tmp_path: Path) -> None:
     async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path, limits=few) as api:
         held = [await _sent(api, _head(20)) for _ in range(8)]
         for reader, _ in held[:5]:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 with suppress(ConnectionError):
                     assert await reader.read() == b""
         assert not any(reader.at_eof() for reader, _ in held[5:])
@@ -184,7 +184,7 @@ async def test_idle_connections_block_nobody(tmp_path: Path, sent: bytes) -> Non
         for _ in range(3):
             held = [await _sent(api, sent) for _ in range(5)]
             await asyncio.sleep(0.1)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 reader, writer = await _sent(api, WHOLE)
                 assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
             for _, each in (*held, (reader, writer)):
@@ -201,7 +201,7 @@ async def test_connection_without_complete_head_is_closed(api: ControlHarness, s
     await asyncio.sleep(0.1)
     assert not reader.at_eof()
     await clock.advance(2)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with suppress(ConnectionError):
             assert await reader.read() == b""
     writer.close()
@@ -219,7 +219,7 @@ async def test_kept_connection_may_be_idle_but_next_head_must_arrive_quickly(api
     writer.write(whole[:10])
     await asyncio.sleep(0.1)
     await clock.advance(21)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with suppress(ConnectionError):
             assert await reader.read() == b""
     writer.close()
@@ -241,7 +241,7 @@ async def test_input_after_non_http_is_discarded(api: ControlHarness, monkeypatc
     for _ in range(30):
         connection.data_received(b"no http\r\n" * 10_000)
     assert len(connection._messages) == 1
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert (await reader.read()).count(b"HTTP/1.0 400 ") == 1
     writer.close()
 

@@ -110,7 +110,7 @@ async def over_tls(folder: Path, **limits: float) -> AsyncIterator[tuple[PortHar
 
 
 async def is_served(rig: PortHarness, trust: ssl.SSLContext) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         reader, writer = await asyncio.open_connection("localhost", rig.port, ssl=trust)
         writer.write(ask(b"x", b"connection: close\r\n"))
         answer = await reader.read()
