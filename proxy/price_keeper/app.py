@@ -227,6 +227,7 @@ async def run(
         if role != "sidecar" and slot.is_first:
             services = _build_control_services(core)
             core.recording.aggregator.subscribe(services.page.spend_history.record)
+            services.submissions.subscribe(core.recording.aggregator.note_written)
             services.register_metrics(core.telemetry)
             reloader.add_step(services.prepare_config)
             dispatcher.start(services)

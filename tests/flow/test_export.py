@@ -62,7 +62,7 @@ async def fill(path: Path) -> None:
             Update(build_total_key(counter), set={AS_OF_ATTRIBUTE: int(noon) + 10 * 86_400}) for counter, _ in part
         ]
         entries = [
-            *counter_writes.build_active_entries(tuple(part), f"{day:%Y%m%d}", set(), noon),
+            *counter_writes.CounterListing().build_entries([counter for counter, _ in part], noon),
             *counter_writes.build_total_additions(tuple(part), noon),
             *stamped,
         ]

@@ -168,8 +168,6 @@ class Life:
                 tasks.run_every("leases", SWEEP_SECONDS, self.leasing.sweep, jitter=0.2)
             recording = await running.enter_async_context(open_recording(config, store, clock))
             self.recording: Recording = recording
-            # To look back over a month of days is mostly time.
-            recording.aggregator._has_looked_back = world.chance.random() < 0.9
             snapshot_file = SnapshotFile(self.machine.folder, clock)
             await snapshot_file.open()
             alerts = cast(AlertRaiser, TruthAlerts(world.truth))

@@ -149,13 +149,9 @@ async def open_budget_sidecar(
         budget_registry = BudgetRegistry(
             full_config, typed_store, flusher, clock, tasks, alerts, snapshot, reread_snapshot
         )
-        yield BudgetSidecar(
-            clock,
-            counted,
-            flusher,
-            budget_registry,
-            Aggregator(typed_store, clock, full_config.aggregator.interval_secs),
-        )
+        aggregator = Aggregator(typed_store, clock, full_config.aggregator.interval_secs)
+        flusher.sender.subscribe_written(aggregator.note_written)
+        yield BudgetSidecar(clock, counted, flusher, budget_registry, aggregator)
         journal.close()
 
 

@@ -13,7 +13,7 @@ from uuid import uuid4
 from price_keeper.clock import Clock
 from price_keeper.domain import PICO_PER_MICRO, Scope
 from price_keeper.errors import CancellationReason, InvalidStoreRequest, ReasonCode, StoreUnavailable, TransactionFailed
-from price_keeper.ledger.aggregator import sum_shards
+from price_keeper.ledger.aggregator import Aggregator, sum_shards
 from price_keeper.ledger.flusher import Flusher, FlushInterval
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.journal_lock import lock_folder
@@ -91,6 +91,13 @@ class RecordingHarness:
 
     def segments(self) -> list[Path]:
         return sorted(self.folder.glob(f"*{SEGMENT_SUFFIX}"))
+
+
+async def sum_pending(aggregator: Aggregator) -> None:
+    """As if the time had come to look at all totals that may be behind."""
+    for pending in aggregator._pending.values():
+        pending.look_at = 0.0
+    await aggregator.run()
 
 
 @asynccontextmanager

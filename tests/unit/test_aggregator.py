@@ -1,43 +1,72 @@
-"""Totals: never going down, equal to the shards in the end, whichever process aggregates and however late."""
+"""Totals: never going down, equal to the shards in the end, whoever sums them, however late, at a bounded cost."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from price_keeper.domain import PICO_PER_MICRO
 from price_keeper.errors import StoreUnavailable
-from price_keeper.ledger import aggregator as module
-from price_keeper.ledger.aggregator import AS_OF_ATTRIBUTE, Aggregator, build_total_key, sum_shards
+from price_keeper.ledger.aggregator import (
+    AS_OF_ATTRIBUTE,
+    EARLIEST_LOOK,
+    Aggregator,
+    build_total_key,
+    sum_shards,
+)
+from price_keeper.ledger.counter_writes import LISTING_SECONDS
 from price_keeper.ledger.ledger_entries import Counter
-from price_keeper.stores.contract import Item, Key, Page, Query, Store
+from price_keeper.ledger.total_sweep import SETTLE_SECONDS, SWEEP_SECONDS, TotalSweep
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Item, Key, Put, Store
 
+from tests.support.metered_store import MeteredStore
 from tests.support.recording_harness import RecordingHarness, open_recording_harness
 
 INTERVAL = 60.0
+QUIET_SECONDS = LISTING_SECONDS + SETTLE_SECONDS + SWEEP_SECONDS  # after which a sweep has found what was left
 
 
 @pytest.fixture
 async def rec(tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RecordingHarness]:
     async with open_recording_harness(tmp_path / "journal", exact_store) as made:
-        # The servers' tables are shared by all tests: each has a list of active counters of its own.
-        monkeypatch.setattr(module.schema, "active_counters_partition", lambda day: f"ACTIVE#{made.scope.org}#{day}")
+        # The servers' tables are shared by all tests: each has a list of active counters and a sweep of its own.
+        monkeypatch.setattr(schema, "active_counters_partition", lambda day: f"ACTIVE#{made.scope.org}#{day}")
+        monkeypatch.setattr(
+            schema, "totals_sweep_key", lambda: Key("request-dedup", f"SWEEP#{made.scope.org}", "MARKER")
+        )
         yield made
 
 
-def aggregator(rec: RecordingHarness, store: Any = None) -> Aggregator:
+def _without_announcement(key: Key) -> Put:
+    return Put(key, {"shards_8": True})
+
+
+def attach_aggregator(rec: RecordingHarness, store: Any = None) -> Aggregator:
+    """As a process has it: told of each flush."""
     made = Aggregator(store or rec.store, rec.clock, INTERVAL)
-    made._has_looked_back = True
+    rec.flusher.sender.subscribe_written(made.note_written)
     return made
+
+
+def build_sweep(rec: RecordingHarness, store: Any = None) -> TotalSweep:
+    return TotalSweep(store or rec.store, rec.clock, Aggregator(store or rec.store, rec.clock, INTERVAL))
 
 
 async def spend(rec: RecordingHarness, pico: int, *counters: Counter) -> None:
     rec.spend(pico, *counters)
     assert await rec.flusher.flush()
+
+
+async def spend_and_sum(rec: RecordingHarness, one: Aggregator, pico: int, *counters: Counter) -> None:
+    await spend(rec, pico, *counters)
+    await rec.clock.advance(INTERVAL)
+    await one.run()
 
 
 async def total(rec: RecordingHarness, counter: Counter | None = None) -> tuple[int, int] | None:
@@ -48,48 +77,173 @@ async def total(rec: RecordingHarness, counter: Counter | None = None) -> tuple[
 
 
 async def test_total_is_sum_of_its_shards(rec: RecordingHarness) -> None:
+    one = attach_aggregator(rec)
     for pico in range(1, 30):
         await spend(rec, pico)
-    await spend(rec, 77, rec.counter("economy"), rec.counter("economy", "20261117"))
-    await aggregator(rec).run()
+    await spend_and_sum(rec, one, 77, rec.counter("economy"), rec.counter("economy", "20261117"))
     assert await total(rec) == (29, sum(range(1, 30)))
     assert await total(rec, rec.counter("economy")) == (1, 77)
     assert await total(rec, rec.counter("economy", "20261117")) == (1, 77)
 
 
+async def test_aggregator_with_more_counters_than_one_batch_sums_each(rec: RecordingHarness) -> None:
+    counters = [rec.counter(f"label{number}") for number in range(60)]
+    one = attach_aggregator(rec)
+    for number, counter in enumerate(counters):
+        rec.spend(number + 1, counter)
+    await spend_and_sum(rec, one, 7)
+    assert [await total(rec, counter) for counter in counters] == [(1, number + 1) for number in range(60)]
+
+
 async def test_every_total_is_reported_to_listener_whoever_wrote_it(rec: RecordingHarness) -> None:
+    reported = list[tuple[str, int]]()
+    first, second = attach_aggregator(rec), attach_aggregator(rec)
+    for each in (first, second):
+        each.subscribe(lambda counter, pico, _: reported.append((counter.label, pico)))
     await spend(rec, 7)
-    reported = list[tuple[str, int, float]]()
-    for each in (aggregator(rec), aggregator(rec)):
-        each.subscribe(lambda counter, pico, at: reported.append((counter.label, pico, at)))
-        await each.run()
-        rec.clock.set_wall(rec.clock.now() + 1)
-    began = rec.clock.now() - 2
-    assert reported == [("premium", 7, pytest.approx(began, abs=0.01))] * 2  # written by the first, found by the other
+    await rec.clock.advance(INTERVAL)
+    await first.run()
+    await second.run()
+    assert reported == [("premium", 7)] * 2  # written by the first, found by the other
+
+
+class TwoProcesses:
+    """Two processes that add to the same counters."""
+
+    def __init__(self, one: RecordingHarness, other: RecordingHarness, metered: MeteredStore) -> None:
+        self.one, self.other, self.metered = one, other, metered
+        self.clock = one.clock
+        self.aggregators = [Aggregator(each.store, each.clock, INTERVAL) for each in (one, other)]
+        self.sweeps = [TotalSweep(one.store, one.clock, aggregator) for aggregator in self.aggregators]
+        for rec, aggregator in zip((one, other), self.aggregators, strict=True):
+            rec.flusher.sender.subscribe_written(aggregator.note_written)
+
+    async def pass_time(self, seconds: float, counters: Sequence[Counter] = ()) -> None:
+        """While both spend on these counters, each of them once in 15 seconds."""
+        for second in range(0, int(seconds), 3):
+            for number, rec in enumerate((self.one, self.other)):
+                if counters and second % 15 == 6 * number:
+                    for counter in counters:
+                        rec.spend(1, counter)
+                    assert await rec.flusher.flush()
+            for each, sweep in zip(self.aggregators, self.sweeps, strict=True):
+                await each.run()
+                if second % int(SWEEP_SECONDS / 2) == 0:
+                    await sweep.run()
+            await self.clock.advance(3)
+
+
+@pytest.fixture
+async def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TwoProcesses]:
+    metered = MeteredStore()
+    async with AsyncExitStack() as stack:
+        one = await stack.enter_async_context(open_recording_harness(tmp_path / "one", metered))
+        other = await stack.enter_async_context(
+            open_recording_harness(tmp_path / "other", metered, one.clock, one.scope)
+        )
+        yield TwoProcesses(one, other, metered)
+
+
+async def test_two_busy_processes_read_and_write_each_counter_about_once_an_interval(two: TwoProcesses) -> None:
+    counters = [two.one.counter(f"label{number}") for number in range(40)]
+    await two.pass_time(300, counters)
+    two.metered.reset()
+    await two.pass_time(3600, counters)
+    intervals = 3600 / INTERVAL
+    sums = two.metered.reads["usage-agg-sharded"] / 8 / len(counters)
+    assert 0.8 * intervals <= sums <= 1.25 * intervals
+    assert two.metered.writes["daily-total"] / len(counters) == sums
+    assert two.metered.reads["daily-total"] / len(counters) <= 2.5 * intervals  # by each process
+
+
+async def test_counters_to_which_nobody_adds_cost_nothing(two: TwoProcesses) -> None:
+    counters = [two.one.counter(f"label{number}") for number in range(40)]
+    await two.pass_time(60, counters)
+    await two.pass_time(2 * 3600)
+    two.metered.reset()
+    await two.pass_time(3600)
+    assert not two.metered.writes["daily-total"]
+    assert not two.metered.reads["usage-agg-sharded"]
+    assert not two.metered.reads["daily-total"]
+    assert two.metered.units.reads <= 50  # the row of the sweep, and the list of what is active
+
+
+async def test_a_counter_that_rests_is_swept_twice_and_no_more(two: TwoProcesses) -> None:
+    await two.pass_time(60, [two.one.counter()])
+    await two.pass_time(120)
+    before = two.metered.reads["usage-agg-sharded"]
+    await two.pass_time(5 * 3600)
+    assert two.metered.reads["usage-agg-sharded"] - before == 2 * 8
+
+
+async def test_a_flush_announces_its_counters_once_in_a_quarter_of_an_hour(rec: RecordingHarness) -> None:
+    for _ in range(4 * 60):
+        await spend(rec, 1)
+        await rec.clock.advance(15)
+    listed = [
+        write.key.pk
+        for transaction in rec.store.transactions
+        for write in transaction
+        if write.key.pk.startswith("ACTIVE#")
+    ]
+    assert len(listed) == 3600 / LISTING_SECONDS
+
+
+async def test_additions_are_in_a_total_within_an_interval_and_the_lag_is_measured(rec: RecordingHarness) -> None:
+    one = attach_aggregator(rec)
+    for _ in range(40):
+        await spend(rec, 1)
+        for _ in range(20):
+            await rec.clock.advance(one.tick_seconds)
+            await one.run()
+    assert await total(rec) == (40, 40)
+    assert sum(one.lag.counts) == 40
+    assert one.lag.counts[one.lag.bounds.index(45)] + one.lag.counts[one.lag.bounds.index(60)] == 40
+    assert EARLIEST_LOOK * INTERVAL <= one.lag.total / 40 <= INTERVAL
 
 
 async def test_fresh_total_is_skipped_unless_stamp_is_in_the_future(rec: RecordingHarness) -> None:
+    first, second = attach_aggregator(rec), Aggregator(rec.store, rec.clock, INTERVAL)
+    await spend_and_sum(rec, first, 1)
+    second._interval = 1  # it looks soon
     await spend(rec, 1)
-    first, second = aggregator(rec), aggregator(rec)
-    await first.run()
-    await rec.clock.advance(INTERVAL / 2 - 1)
-    await spend(rec, 1)
+    second.note_written(rec.counter())
+    second._interval = INTERVAL
+    await rec.clock.advance(INTERVAL / 2 - 2)
     await second.run()
     assert (second.totals_written, second.totals_fresh, await total(rec)) == (0, 1, (1, 1))
-    await rec.clock.advance(2)
+    await rec.clock.advance(INTERVAL)
     await second.run()
     assert (second.totals_written, await total(rec)) == (1, (2, 2))
     await rec.clock.advance(3600)
-    await first.run()
+    await spend_and_sum(rec, first, 1)
     rec.clock.set_wall(rec.clock.now() - 1800)
     await spend(rec, 1)
+    second.note_written(rec.counter())
+    await rec.clock.advance(INTERVAL)
     await second.run()
-    assert await total(rec) == (3, 3)
+    assert await total(rec) == (4, 4)
+
+
+async def test_a_total_stamped_by_a_clock_some_seconds_ahead_is_not_taken_for_later(rec: RecordingHarness) -> None:
+    """The other process read the shards before this addition, and its clock says that it was after it."""
+    ahead = attach_aggregator(rec)
+    await spend(rec, 1)
+    await rec.clock.advance(INTERVAL)
+    rec.clock.set_wall(rec.clock.now() + 4)
+    await ahead.run()
+    rec.clock.set_wall(rec.clock.now() - 4)
+    one = attach_aggregator(rec)
+    await spend_and_sum(rec, one, 2)
+    assert await total(rec) == (2, 3)
 
 
 class Away:
-    async def query(self, _: Query) -> Page:
-        raise StoreUnavailable("it does not answer")
+    def __getattr__(self, _: str) -> Any:
+        async def fail(*_: Any, **__: Any) -> Any:
+            raise StoreUnavailable("it does not answer")
+
+        return fail
 
 
 class Slow:
@@ -104,42 +258,65 @@ class Slow:
         return getattr(self._store, name)
 
     async def get_many(self, keys: Sequence[Key], *, consistent: bool = False) -> list[Item | None]:
-        assert consistent
-        found: list[Item | None] = await self._store.get_many(keys, consistent=True)
-        self.has_read.set()
-        await self.goes_on.wait()
+        found: list[Item | None] = await self._store.get_many(keys, consistent=consistent)
+        if keys[0].table == "usage-agg-sharded":
+            assert consistent
+            self.has_read.set()
+            await self.goes_on.wait()
         return found
 
 
 async def test_delayed_aggregator_does_not_lower_total(rec: RecordingHarness) -> None:
-    await spend(rec, 5)
     slow = Slow(rec.store)
-    late = asyncio.create_task(aggregator(rec, slow).run())
-    await slow.has_read.wait()
-    await spend(rec, 6)
-    await aggregator(rec).run()
-    assert await total(rec) == (2, 11)
+    one, other = attach_aggregator(rec, slow), Aggregator(rec.store, rec.clock, INTERVAL)
+    await spend(rec, 5)
     await rec.clock.advance(INTERVAL)
+    late = asyncio.create_task(one.run())
+    await slow.has_read.wait()
+    rec.flusher.sender.subscribe_written(other.note_written)
+    await spend_and_sum(rec, other, 6)
+    assert await total(rec) == (2, 11)
     await spend(rec, 7)
     slow.goes_on.set()
     await late
     assert await total(rec) == (3, 18)  # it saw that it was late, and read again
 
 
-async def test_ten_concurrent_aggregators_never_lower_total(
-    tmp_path: Path, rec: RecordingHarness, monkeypatch: Any
-) -> None:
-    chance = random.Random(7)
-    seen: list[tuple[int, int]] = []
+async def test_additions_while_the_shards_are_read_are_looked_after_too(rec: RecordingHarness) -> None:
+    slow = Slow(rec.store)
+    one = attach_aggregator(rec, slow)
+    await spend(rec, 5)
+    await rec.clock.advance(INTERVAL)
+    summing = asyncio.create_task(one.run())
+    await slow.has_read.wait()
+    await spend(rec, 6)
+    slow.goes_on.set()
+    await summing
+    assert await total(rec) == (1, 5)
+    await rec.clock.advance(INTERVAL)
+    await one.run()
+    assert await total(rec) == (2, 11)
 
-    async def fold() -> None:
-        one = aggregator(rec)
-        one._interval = 0  # none is ever fresh
+
+async def test_additions_of_one_that_uses_fewer_shards_are_in_the_total(rec: RecordingHarness) -> None:
+    one = attach_aggregator(rec)
+    for _ in range(20):
+        await spend(rec, 1, rec.counter()._replace(shards=64))
+    await rec.clock.advance(INTERVAL)
+    await one.run()
+    other = attach_aggregator(rec)
+    await spend_and_sum(rec, other, 1)
+    assert await total(rec) == (21, 21)
+
+
+async def test_ten_concurrent_aggregators_never_lower_total(rec: RecordingHarness) -> None:
+    chance = random.Random(7)
+
+    async def sum_often() -> None:
+        one = Aggregator(rec.store, rec.clock, 0)  # no total is ever fresh
         for _ in range(15):
+            one.note_written(rec.counter())
             await one.run()
-            found = await total(rec)
-            assert found is not None
-            seen.append(found)
             await asyncio.sleep(chance.random() / 500)
 
     async def watch() -> None:
@@ -154,75 +331,152 @@ async def test_ten_concurrent_aggregators_never_lower_total(
     done = asyncio.Event()
     watcher = asyncio.create_task(watch())
     await spend(rec, 1)
-    folding = [asyncio.create_task(fold()) for _ in range(10)]
+    summing = [asyncio.create_task(sum_often()) for _ in range(10)]
     for _ in range(60):
         await spend(rec, chance.randrange(1, 10**9))
-    await asyncio.gather(*folding)
+    await asyncio.gather(*summing)
     done.set()
     await watcher
-    last = aggregator(rec)
-    last._interval = 0
+    last = attach_aggregator(rec)
+    last.note_written(rec.counter())
+    await rec.clock.advance(INTERVAL)
     await last.run()
     sums = await sum_shards(rec.store, rec.counter())
     assert await total(rec) == (61, int(sums["cost_usd_micros"] * PICO_PER_MICRO)) == await rec.read_counts()
 
 
-async def test_counter_of_dead_pod_is_aggregated_by_another_days_later(rec: RecordingHarness) -> None:
-    await spend(rec, 5)
-    await rec.clock.advance(4 * 86_400)
-    await aggregator(rec).run()
-    assert await total(rec) is None
-    newly_started = aggregator(rec)
-    newly_started._has_looked_back = False
-    await newly_started.run()
+async def test_what_a_killed_process_left_is_swept_by_another(rec: RecordingHarness) -> None:
+    await spend_and_sum(rec, attach_aggregator(rec), 5)
+    await spend(rec, 6)  # and nobody sums it
+    sweep = build_sweep(rec)
+    await sweep.run()
     assert await total(rec) == (1, 5)
-    await newly_started.run()
-    again = aggregator(rec)
-    again._has_looked_back = False
-    await rec.clock.advance(INTERVAL)
-    await again.run()
-    assert (again.totals_written, again.totals_fresh) == (
-        0,
-        1,
-    )  # it was read after the last day on which it was written to
-
-
-async def test_final_totals_of_yesterday_are_not_read_again(rec: RecordingHarness) -> None:
-    await spend(rec, 5)
-    await rec.clock.advance(15 * 3600)  # 3 o'clock, well past midnight
-    one = aggregator(rec)
-    await one.run()
-    await rec.clock.advance(600)
-    await one.run()
-    assert (one.totals_written, one.totals_fresh) == (1, 1)
-    await spend(rec, 6)  # a replay into the old day lists it again, today
-    await one.run()
+    await rec.clock.advance(QUIET_SECONDS)
+    await sweep.run()
     assert await total(rec) == (2, 11)
 
 
-async def test_total_stamp_is_time_at_which_reading_began(rec: RecordingHarness) -> None:
+async def test_what_was_left_days_ago_is_swept(rec: RecordingHarness) -> None:
     await spend(rec, 5)
+    await rec.clock.advance(4 * 86_400)
+    sweep = build_sweep(rec)
+    await sweep.run()
+    assert await total(rec) == (1, 5)
+    await rec.clock.advance(4 * 86_400)
+    await spend(rec, 6)  # a replay into the old day
+    await rec.clock.advance(QUIET_SECONDS)
+    await sweep.run()
+    assert await total(rec) == (2, 11)
+
+
+async def test_what_a_slow_clock_announced_is_swept_an_hour_later(rec: RecordingHarness) -> None:
+    """It is half an hour behind, so it adds after the time that it announced."""
+    attach_aggregator(rec)
+    await spend(rec, 5)
+    await rec.clock.advance(LISTING_SECONDS + SETTLE_SECONDS + 60)
+    sweep = build_sweep(rec)
+    await sweep.run()
+    rec.clock.set_wall(rec.clock.now() - 1800)
+    rec.flusher.sender._listing._until = {rec.counter(): 2**40}
+    await spend(rec, 6)
+    rec.clock.set_wall(rec.clock.now() + 1800)
+    await rec.clock.advance(SWEEP_SECONDS)
+    await sweep.run()
+    assert await total(rec) == (1, 5)
+    await rec.clock.advance(3600)
+    await sweep.run()
+    assert await total(rec) == (2, 11)
+
+
+async def test_a_counter_listed_by_an_earlier_version_is_swept_after_its_day(rec: RecordingHarness) -> None:
+    await spend_and_sum(rec, attach_aggregator(rec), 5)
+    listed = schema.active_counter_key("20261118", rec.scope, "premium", "DAY#20261118")
+    await rec.store.put(_without_announcement(listed))
+    await spend(rec, 6)
+    sweep = build_sweep(rec)
+    await rec.clock.advance(QUIET_SECONDS)
+    await sweep.run()
+    assert await total(rec) == (1, 5)
+    await rec.clock.advance(86_400)
+    await sweep.run()
+    assert await total(rec) == (2, 11)
+
+
+async def test_a_fleet_sweeps_once_in_its_interval(rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    swept, sweep_all = list[float](), TotalSweep.sweep
+
+    async def count_sweep(sweep: TotalSweep, completed_at: float) -> bool:
+        swept.append(completed_at)
+        return await sweep_all(sweep, completed_at)
+
+    monkeypatch.setattr(TotalSweep, "sweep", count_sweep)
     began = rec.clock.now()
+    for _ in range(3):
+        await asyncio.gather(*(build_sweep(rec).run() for _ in range(10)))
+        await rec.clock.advance(SWEEP_SECONDS)
+    assert swept == [0, began, began + SWEEP_SECONDS]
+
+
+async def test_a_sweep_that_fails_is_not_taken_for_done(rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    await spend(rec, 5)
+    await rec.clock.advance(3 * 86_400)
+
+    async def fail(*_: Any, **__: Any) -> Any:
+        raise StoreUnavailable("it does not answer")
+
+    sweep = build_sweep(rec)
+    with monkeypatch.context() as patch:
+        patch.setattr(rec.store._store, "put", fail)
+        await sweep.run()
+    assert await total(rec) is None
+    await rec.clock.advance(SWEEP_SECONDS)
+    await sweep.run()
+    assert await total(rec) == (1, 5)
+
+
+async def test_a_sweep_by_a_clock_a_day_ahead_hides_nothing(rec: RecordingHarness) -> None:
+    await spend(rec, 5)
+    rec.clock.set_wall(rec.clock.now() + 86_400)
+    await build_sweep(rec).run()
+    rec.clock.set_wall(rec.clock.now() - 86_400)
+    await spend(rec, 6)
+    sweep = build_sweep(rec)
+    await sweep.run()
+    assert await total(rec) == (2, 11)
+    await rec.clock.advance(2 * 86_400)
+    await spend(rec, 7)
+    await rec.clock.advance(QUIET_SECONDS)
+    await sweep.run()
+    assert await total(rec) == (3, 18)
+
+
+async def test_total_stamp_is_time_at_which_reading_began(rec: RecordingHarness) -> None:
     slow = Slow(rec.store)
-    folding = asyncio.create_task(aggregator(rec, slow).run())
+    one = attach_aggregator(rec, slow)
+    await spend(rec, 5)
+    await rec.clock.advance(INTERVAL)
+    began = rec.clock.now()
+    summing = asyncio.create_task(one.run())
     await slow.has_read.wait()
     await rec.clock.advance(10)
     slow.goes_on.set()
-    await folding
+    await summing
     item = await rec.store.get(build_total_key(rec.counter()))
     assert item is not None
     assert float(item[AS_OF_ATTRIBUTE]) == began  # type: ignore[arg-type]
 
 
 async def test_store_outage_is_logged_once_per_pass(rec: RecordingHarness, caplog: pytest.LogCaptureFixture) -> None:
-    await spend(rec, 5)
-    one = aggregator(rec, Away())
+    one = attach_aggregator(rec, Away())
+    for number in range(30):
+        await spend(rec, 5, rec.counter(f"label{number}"))
     await rec.clock.advance(INTERVAL)
     await one.run()
     assert rec.clock.monotonic() - one.completed_at == INTERVAL  # which the metric tells
     (line,) = caplog.records
-    assert "it does not answer" in line.getMessage()
+    assert line.getMessage() == ("30 totals are not brought up to date; the next run tries again: it does not answer")
     assert line.exc_info is None
     one._store = rec.store
     await one.run()
-    assert await total(rec) == (1, 5)
+    assert await total(rec, rec.counter("label7")) == (1, 5)
+    assert one.completed_at == rec.clock.monotonic()

@@ -20,6 +20,7 @@ from price_keeper.stores.contract import Store, Update, Value
 
 from tests.support.budget_fleet import LABELS, USD, BudgetSidecar, new_caller, open_budget_sidecar, put_budget, put_item
 from tests.support.clock import ManualClock
+from tests.support.recording_harness import sum_pending
 
 QUOTAS = {"premium": 10, "standard": 5, "economy": 1}
 
@@ -442,3 +443,22 @@ async def test_decision_change_is_logged_once(
         "spent premium 10 of 10 USD, standard 0 of 5 USD, economy 0 of 1 USD in DAY#20261118; "
         "active label premium, enforcement soft"
     ]
+
+
+async def test_a_budget_that_is_looked_at_follows_the_totals_at_one_read_an_interval(
+    one: BudgetSidecar, two: BudgetSidecar, exact_store: Store, clock: ManualClock
+) -> None:
+    """As by the status page of a process that serves none of its calls."""
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS)
+    await two.budget_registry.read_status(who, forces_read=False)
+    await one.spend(who, 3 * USD)
+    assert await one.flusher.flush()
+    await sum_pending(one.aggregator)
+    refreshes = two.budget_registry.refresher.refreshes
+    for _ in range(100):
+        await clock.advance(2)
+        budget, _ = await two.budget_registry.read_status(who, forces_read=False)
+        await two.wait_for_refresh()
+    assert budget.get_tracker("premium").spent == 3 * USD
+    assert two.budget_registry.refresher.refreshes - refreshes <= 4

@@ -171,8 +171,7 @@ async def test_forced_segment_reaches_total_without_shards(rec: RecordingHarness
         rec.spend(100, counter)
     assert await rec.flusher.flush()
     aggregator = Aggregator(rec.store, rec.clock, 60)
-    for counter in (gone, stays):
-        await aggregator._update(counter, 0)
+    await aggregator.write_totals([gone, stays])
     for counter in counters:
         rec.spend(11, counter)
     rec.store.is_away = True
@@ -192,7 +191,7 @@ async def test_forced_segment_reaches_total_without_shards(rec: RecordingHarness
             total = await rec.store.get(build_total_key(counter), consistent=True)
             assert total is not None
             assert (total["requests"], to_pico(total["cost_usd_micros"])) == (2, 111)  # type: ignore[arg-type]
-            await aggregator._update(counter, 0)
+        await aggregator.write_totals([gone, stays])
     assert all(len(writes) <= 100 for writes in rec.store.transactions)
     listed = schema.active_counter_key("20261228", rec.scope, "premium", "DAY#20261118")
     assert await rec.store.get(listed) is not None

@@ -16,6 +16,7 @@ from price_keeper.ledger.aggregator import Aggregator, build_total_key
 from price_keeper.ledger.journal import SealedSegment
 from price_keeper.ledger.ledger_entries import ChargedCounters, Counter
 from price_keeper.ledger.recovery import InternedValues, read_segment, recover
+from price_keeper.ledger.total_sweep import TotalSweep
 from price_keeper.operations import Operation
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store, Write
@@ -53,7 +54,8 @@ async def test_counter_with_changed_shard_count_counts_every_call(rec: Recording
         assert await rec.flusher.flush()
     assert rec.flusher.sender.rejected_ulids == []
     one = Aggregator(rec.store, rec.clock, 60)
-    await one.run()
+    sweep = TotalSweep(rec.store, rec.clock, one)
+    await sweep.sweep()
     total = await rec.store.get(build_total_key(rec.counter()))
     assert total is not None
     # Calls that name one counter twice, which only a test does, count twice.
@@ -61,7 +63,7 @@ async def test_counter_with_changed_shard_count_counts_every_call(rec: Recording
     await rec.clock.advance(60)
     rec.spend(5, wider(rec.counter(), 8))
     assert await rec.flusher.flush()
-    await one.run()
+    await one.write_totals([wider(rec.counter(), 8)])
     total = await rec.store.get(build_total_key(rec.counter()))
     assert total is not None
     assert total["requests"] == 46
@@ -225,7 +227,7 @@ async def test_bad_row_or_segment_does_not_block_others(
     rec.spend(2)
     assert await rec.flusher.flush()
     caplog.set_level(logging.CRITICAL)
-    await Aggregator(rec.store, rec.clock, 60).run()
+    await TotalSweep(rec.store, rec.clock, Aggregator(rec.store, rec.clock, 60)).sweep()
     total = await rec.store.get(build_total_key(rec.counter()))
     assert total is not None
     assert total["requests"] == 1

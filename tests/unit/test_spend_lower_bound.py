@@ -15,6 +15,7 @@ from price_keeper.stores.contract import Store
 
 from tests.support.budget_fleet import USD, BudgetSidecar, new_caller, open_budget_sidecar, put_budget
 from tests.support.clock import ManualClock
+from tests.support.recording_harness import sum_pending
 
 QUOTAS = {"premium": 100, "standard": 5000}
 
@@ -50,7 +51,7 @@ async def spend_flush_and_read_a_fresh_total(one: BudgetSidecar, who: Caller, pi
     await one.clock.advance(0.4)
     assert await one.flusher.flush()
     await one.clock.advance(0.4)
-    await one.aggregator.run()
+    await sum_pending(one.aggregator)
     await one.clock.advance(0.3)
     await one.wait_for_refresh()
 

@@ -16,6 +16,7 @@ import pytest
 from price_keeper.domain import Scope
 from price_keeper.ledger.aggregator import AS_OF_ATTRIBUTE, Aggregator, build_total_key
 from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
+from price_keeper.ledger.total_sweep import TotalSweep
 from price_keeper.org_calendar import format_org_day, load_zone
 from price_keeper.reports.report_period import parse_report_period
 from price_keeper.reports.report_rows import sum_counts
@@ -61,11 +62,9 @@ class Org:
     async def flush(self) -> None:
         assert await self.rec.flusher.flush()
 
-    async def aggregate(self, *, includes_past: bool = False) -> None:
-        """Looking back, it would also add up what other tests have on a server that is shared."""
-        one = Aggregator(self.rec.store, self.rec.clock, 60.0)
-        one._has_looked_back = not includes_past
-        await one.run()
+    async def aggregate(self) -> None:
+        store, clock = self.rec.store, self.rec.clock
+        assert await TotalSweep(store, clock, Aggregator(store, clock, 60.0)).sweep()
 
     async def report(self, text: str = "today") -> SpendReport:
         return await build_report(
@@ -340,7 +339,7 @@ async def test_day_of_clock_change_is_complete(
             await clock.advance(3 * HOUR)
             assert await org.read_spend(day) == {("shop", "premium", day): int(hours * 2) * 10}
             await clock.advance(DAY)
-            await org.aggregate(includes_past=True)
+            await org.aggregate()
             found = await org.report(day)
             assert ([each.counts.requests for each in found.spent], found.is_final) == ([hours * 2], True)
 

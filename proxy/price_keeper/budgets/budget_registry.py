@@ -144,6 +144,7 @@ class BudgetRegistry:
         since."""
         self.labels = config.labels
         self.snapshot = snapshot or BudgetSnapshot(clock.now)
+        self._totals_seconds = config.aggregator.interval_secs
         self._refuses_unread = config.on_store_down == "refuse"
         self.unknown_orgs = UnknownOrgs(config.unknown_org, clock, self.snapshot)
         self._flusher = flusher
@@ -297,6 +298,8 @@ class BudgetRegistry:
                     await self.refresher.wait(refresh)  # a read that began earlier may return old values
                     refresh.expire()
                     await self.refresher.refresh_now(refresh)
+        elif refresh.spend_read_at + self._totals_seconds <= self._clock.monotonic() and not refresh.budget.is_stale:
+            self.refresher.refresh_soon(refresh)  # by now others may have spent more, and somebody wants to know
         return refresh.budget, refresh.override
 
     def subscribe(self, on_spent_elsewhere: Callable[[Counter], None]) -> None:

@@ -6,7 +6,8 @@ They are one transaction, so a part counts exactly once. Spend of a budget lease
 to no total and to no list.
 
 Read `segment_sender` first: it says why the lines of a segment may be counted in several ranges, which is what `start`,
-`estimated` and `carried` of a marker are for. Then start with `build_writes`.
+`estimated` and `carried` of a marker are for. Then start with `build_writes`; `CounterListing` decides
+which entries are needed.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ MARKER_TTL_SECONDS = 35 * DAY_SECONDS
 TOTAL_TTL_SECONDS = 400 * DAY_SECONDS  # also of the list of active counters, by which reports find the totals
 
 COST_ATTRIBUTE = "cost_usd_micros"
+WRITES_UNTIL_ATTRIBUTE = "writes_until_epoch"
+LISTING_SECONDS = 900  # for which a process may add to a counter after it listed it
 SHARDS_PREFIX = "shards_"  # with the shard count, the name of an attribute
 _COUNT_ATTRIBUTES = UsageCounts._fields[:-1]  # all but the money, named like the attributes in the store
 
@@ -93,16 +96,46 @@ def read_estimated_calls(markers: Iterable[Item]) -> frozenset[int]:
     )
 
 
-def build_active_entries(part: SegmentPart, utc_day: str, already_listed: set[Counter], now: float) -> Iterator[Update]:
-    """Entries for the counters that this process has not listed on this day yet. Every shard count that was ever used
-    for a counter stays in its entry, so that no shard is missed."""
-    for counter, _ in part:
-        if counter not in already_listed and not counter.is_lease:
-            key = schema.active_counter_key(
-                utc_day, Scope.from_key(counter.scope), counter.label, counter.period_or_lease
-            )
-            attributes = {f"{SHARDS_PREFIX}{counter.shards}": True, EXPIRY_ATTRIBUTE: int(now) + TOTAL_TTL_SECONDS}
-            yield Update(key, set=attributes)
+class CounterListing:
+    """The entries of this process in the list of active counters, by UTC day.
+
+    An entry allows its writer to add to the counter for LISTING_SECONDS, then it is renewed: so the list tells from
+    when on nobody adds to a counter any more, and a flush seldom writes an entry. Every shard count that was ever used
+    for a counter stays in its entry, so that no shard is missed.
+    """
+
+    def __init__(self) -> None:
+        self._day = ""
+        self._until: dict[Counter, int] = {}  # of the current day
+
+    def build_entries(self, counters: Iterable[Counter], now: float) -> list[Update]:
+        """The entries that have to be written with these counters, or before them. Call `confirm` when they are."""
+        if self._day != format_utc_day(now):
+            self._day = format_utc_day(now)
+            self._until.clear()
+        return [self._build_entry(counter, now) for counter in counters if self._is_due(counter, now)]
+
+    def confirm(self, counters: Iterable[Counter], now: float) -> None:
+        """The entries that were built for these counters at this time are stored."""
+        self._until.update({counter: _compute_listed_until(now) for counter in counters if self._is_due(counter, now)})
+
+    def _is_due(self, counter: Counter, now: float) -> bool:
+        return not counter.is_lease and now >= self._until.get(counter, 0)
+
+    def _build_entry(self, counter: Counter, now: float) -> Update:
+        key = schema.active_counter_key(
+            self._day, Scope.from_key(counter.scope), counter.label, counter.period_or_lease
+        )
+        attributes: dict[str, Value] = {
+            f"{SHARDS_PREFIX}{counter.shards}": True,
+            WRITES_UNTIL_ATTRIBUTE: _compute_listed_until(now),
+            EXPIRY_ATTRIBUTE: int(now) + TOTAL_TTL_SECONDS,
+        }
+        return Update(key, set=attributes)
+
+
+def _compute_listed_until(now: float) -> int:
+    return int(now) + LISTING_SECONDS
 
 
 def read_shard_count(entry: Mapping[str, Any]) -> int:

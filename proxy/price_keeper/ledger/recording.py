@@ -29,6 +29,7 @@ from price_keeper.ledger.ledger_entries import UsageCounts
 from price_keeper.ledger.orphaned_journals import OrphanedJournals
 from price_keeper.ledger.recovery import RecoveredJournal, recover
 from price_keeper.ledger.segment_sender import SegmentSender
+from price_keeper.ledger.total_sweep import SWEEP_SECONDS, TotalSweep
 from price_keeper.ledger.ulid import UlidFactory
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
@@ -101,7 +102,9 @@ class Recording:
         tasks.start("flush timer", self.flusher.run_flush_timer)
         tasks.start("flush", self.flusher.run_flushes)
         tasks.run_every("journal to disk", config.journal.fsync_interval_ms / 1000, self.flusher.sync_journal)
-        tasks.run_every("totals", config.aggregator.interval_secs, self.aggregator.run, jitter=AGGREGATE_JITTER)
+        tasks.run_every("totals", self.aggregator.tick_seconds, self.aggregator.run, jitter=AGGREGATE_JITTER)
+        sweep = TotalSweep(self.store, self.clock, self.aggregator)
+        tasks.run_every("totals of ended processes", SWEEP_SECONDS / 2, sweep.run, jitter=AGGREGATE_JITTER)
         tasks.run_every(
             "budget leases of former runs",
             LEASE_RETURN_INTERVAL_SECONDS,
@@ -254,6 +257,7 @@ async def open_recording(
             refuses_without_store=config.on_store_down == "refuse",
         )
         aggregator = Aggregator(store, clock, config.aggregator.interval_secs)
+        sender.subscribe_written(aggregator.note_written)
         yield Recording(
             flusher, recovered, aggregator, BudgetLeaseFile(folder, ulids.new()), store, clock, folder, orphans=orphans
         )

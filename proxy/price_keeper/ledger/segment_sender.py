@@ -25,7 +25,7 @@ from price_keeper.errors import (
     TransactionFailed,
 )
 from price_keeper.ledger import counter_writes
-from price_keeper.ledger.counter_writes import SegmentMarker
+from price_keeper.ledger.counter_writes import CounterListing, SegmentMarker
 from price_keeper.ledger.journal import SealedSegment, SegmentPart, SegmentSeal
 from price_keeper.ledger.ledger_entries import Counter, LineKind, UsageCounts, UsageTally
 from price_keeper.ledger.recovery import InternedValues, RecoveredSegment
@@ -141,8 +141,8 @@ class SegmentSender:
         self._store = store
         self._clock = clock
         self._force = force
-        self._day = ""
-        self._listed_counters: set[Counter] = set()  # of the current day
+        self._listing = CounterListing()
+        self._on_written: list[Callable[[Counter], None]] = []
         self.sent_segments = self.requests = self.pico = self.repeated_parts = 0
         self.late_calls = 0  # calls whose end was found after a copy of their segment counted them as estimated
         self.outdated_folders: set[Path] = set()  # journals of which a later state has been counted
@@ -152,6 +152,10 @@ class SegmentSender:
 
     def subscribe(self, listener: FlushListener) -> None:
         self._flush_listeners.append(listener)
+
+    def subscribe_written(self, on_written: Callable[[Counter], None]) -> None:
+        """Call `on_written` with each counter that was added to, also for adopted segments."""
+        self._on_written.append(on_written)
 
     @property
     def rejected_ulids(self) -> list[str]:
@@ -305,8 +309,8 @@ class SegmentSender:
     async def _send_part(self, ulid: str, marker: SegmentMarker, number: int, part: SegmentPart) -> Item | None:
         """The marker that is stored already, if this part was sent before; else None."""
         now = self._clock.now()
-        self._begin_day(counter_writes.format_utc_day(now))
-        entries: list[Write] = [*counter_writes.build_active_entries(part, self._day, self._listed_counters, now)]
+        counters = [counter for counter, _ in part]
+        entries: list[Write] = [*self._listing.build_entries(counters, now)]
         writes = counter_writes.build_writes(ulid, marker, number, part, now)
         if self._is_too_old(ulid):
             # The entries do not fit into one transaction with the totals, and are harmless if nothing follows them.
@@ -319,15 +323,18 @@ class SegmentSender:
             if failure.reasons[0].code is not ReasonCode.CONDITION_FAILED:
                 raise
             self.repeated_parts += 1
+            self._notify_written(counters)  # perhaps by this process, which did not get the answer
             # an engine that does not return the item leaves the comparison to the caller
             return failure.reasons[0].item or {}
-        self._listed_counters.update(counter for counter, _ in part)
+        self._listing.confirm(counters, now)
+        self._notify_written(counters)
         return None
 
-    def _begin_day(self, day: str) -> None:
-        if day != self._day:
-            self._day = day
-            self._listed_counters.clear()
+    def _notify_written(self, counters: Iterable[Counter]) -> None:
+        for counter in counters:
+            if not counter.is_lease:
+                for on_written in self._on_written:
+                    on_written(counter)
 
 
 def _notify(listener: Callable[[Counter, int], None], sums: Iterable[tuple[Counter, UsageCounts]]) -> None:

@@ -9,7 +9,7 @@ a repeat gets the first answer. Start with `SubmissionRecorder.submit_all`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -79,8 +79,12 @@ class SubmissionRecorder:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._day = ""
-        self._listed_counters: set[Counter] = set()  # of the current day
+        self._listing = counter_writes.CounterListing()
+        self._on_written: list[Callable[[Counter], None]] = []
+
+    def subscribe(self, on_written: Callable[[Counter], None]) -> None:
+        """Call `on_written` with each counter that was added to."""
+        self._on_written.append(on_written)
 
     async def submit(self, submission: UsageSubmission, counters: Sequence[Counter]) -> tuple[Item, bool]:
         """The result that is stored, and whether it was counted now. Idempotent. Raises RequestIdConflict and
@@ -100,7 +104,9 @@ class SubmissionRecorder:
                 before = ignore_expired(await self._store.get(key, consistent=True), now)
                 if before is None:  # it has just expired, so the retry can put a new one
                     raise
+                self._notify_written(counters)  # perhaps by this process, which did not get the answer
                 return _check_digest(before, submission), False
+            self._notify_written(counters)
             return marker, True
 
         return await retry_on_conflict(self._clock, attempt)
@@ -168,20 +174,21 @@ class SubmissionRecorder:
                 if counted_positions:
                     raise _AlreadyCounted(counted_positions) from None
                 raise
+            self._notify_written(sums)
             return now
 
         return await retry_on_conflict(self._clock, attempt)
 
     async def _list_counters(self, counters: Sequence[Counter], now: float) -> None:
         """List the counters before anything is counted, so that reports find everything that is counted."""
-        day = counter_writes.format_utc_day(now)
-        if day != self._day:
-            self._day = day
-            self._listed_counters.clear()
-        part = tuple((counter, UsageCounts()) for counter in counters)
-        for entry in counter_writes.build_active_entries(part, day, self._listed_counters, now):
+        for entry in self._listing.build_entries(counters, now):
             await self._store.update(entry)
-        self._listed_counters.update(counters)
+        self._listing.confirm(counters, now)
+
+    def _notify_written(self, counters: Iterable[Counter]) -> None:
+        for counter in counters:
+            for on_written in self._on_written:
+                on_written(counter)
 
 
 def _group_by_transaction(submissions: Sequence[ChargedSubmission]) -> list[list[int]]:

@@ -84,10 +84,6 @@ def find_utc_date(now: float) -> date:
     return datetime.fromtimestamp(now, UTC).date()
 
 
-def find_utc_day_end(day: date) -> float:
-    return datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp() + DAY_SECONDS
-
-
 def _resolve_day(day: date | int, today: date) -> date:
     return today - timedelta(days=day) if isinstance(day, int) else day
 

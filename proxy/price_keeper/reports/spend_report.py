@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from itertools import groupby
+from math import inf
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -32,7 +33,7 @@ from price_keeper.ledger.ledger_entries import Counter, UsageCounts
 from price_keeper.org_calendar import find_org_date, iterate_day_spans, parse_day
 from price_keeper.reports.attribution import AttributionCaveat, attribute_spend
 from price_keeper.reports.org_directory import OrgInfo, load_app_names, load_orgs
-from price_keeper.reports.report_period import ReportPeriod, find_listing_days, find_utc_day_end
+from price_keeper.reports.report_period import ReportPeriod, find_listing_days
 from price_keeper.reports.report_rows import SpendEntry
 from price_keeper.stores.contract import Store
 
@@ -72,7 +73,7 @@ async def build_report(
     org_infos = await load_orgs(store, orgs, org_names, zone, now)
     by_zone = {each: _ReportCalendar(each, period, now) for each in {tenant.zone for tenant in org_infos.values()}}
     calendars = {tenant.org: by_zone[tenant.zone] for tenant in org_infos.values()}
-    values = await read_counters(store, _iterate_queries(listed, calendars), now)
+    values = await read_counters(store, _iterate_queries(listed, calendars, now), now)
     spent, caveats = _attribute_all(values.counts, org_infos)
     # While calls continue, an org and its apps cannot be read at the same moment.
     notes = [
@@ -113,12 +114,13 @@ class _ReportCalendar:
 
 
 def _iterate_queries(
-    listed: Iterable[aggregator.ActiveCounter], calendars: Mapping[str, _ReportCalendar]
+    listed: Iterable[aggregator.ActiveCounter], calendars: Mapping[str, _ReportCalendar], now: float
 ) -> Iterator[CounterQuery]:
     for each in listed:
         end = calendars[Scope.from_key(each.counter.scope).org].ends.get(each.counter.period_or_lease)
         if end is not None:
-            yield build_counter_query(each, end)
+            # A day that goes on is read from its shards, whatever its total says.
+            yield build_counter_query(each) if end <= now else CounterQuery(each.counter, inf)
 
 
 def _attribute_all(
@@ -169,9 +171,9 @@ class CounterValues:
     is_final: bool = True  # all values come from complete totals, none from shards
 
 
-def build_counter_query(listed: ActiveCounter, day_end: float) -> CounterQuery:
-    """A later flush would have listed the counter on a later day, if clocks differ no more than is allowed."""
-    return CounterQuery(listed.counter, max(day_end, find_utc_day_end(listed.last_written) + MAX_CLOCK_SKEW_SECONDS))
+def build_counter_query(listed: ActiveCounter) -> CounterQuery:
+    """A later flush would have announced itself in the list, if clocks differ no more than is allowed."""
+    return CounterQuery(listed.counter, listed.writes_until + MAX_CLOCK_SKEW_SECONDS)
 
 
 async def read_counters(store: Store, queries: Iterable[CounterQuery], now: float) -> CounterValues:

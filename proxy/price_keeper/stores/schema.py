@@ -162,6 +162,11 @@ def active_counter_key(utc_day: str, scope: Scope, label: str, period: str) -> K
     )
 
 
+def totals_sweep_key() -> Key:
+    """The row that says when the fleet last swept its totals."""
+    return Key("request-dedup", "SWEEP#TOTALS", _MARKER)
+
+
 def audit_record_key(org: str, name: str) -> Key:
     """`name` begins with the time, so that records stand in the order in which they were made."""
     return Key("audit", Scope(org).key, name)
