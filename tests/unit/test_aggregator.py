@@ -24,6 +24,8 @@ from price_keeper.ledger.ledger_entries import Counter
 from price_keeper.ledger.total_sweep import SETTLE_SECONDS, SWEEP_SECONDS, TotalSweep
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Key, Put, Store
+from price_keeper.telemetry import metrics
+from price_keeper.telemetry.metrics import MetricsRegistry
 
 from tests.support.metered_store import MeteredStore
 from tests.support.recording_harness import RecordingHarness, open_recording_harness
@@ -480,3 +482,11 @@ async def test_store_outage_is_logged_once_per_pass(rec: RecordingHarness, caplo
     await one.run()
     assert await total(rec, rec.counter("label7")) == (1, 5)
     assert one.completed_at == rec.clock.monotonic()
+
+
+async def test_the_lag_is_in_the_metrics(rec: RecordingHarness) -> None:
+    one, telemetry = attach_aggregator(rec), MetricsRegistry()
+    telemetry.add(metrics.TOTALS_LAG_SECONDS, lambda: [({}, one.lag)])
+    await spend_and_sum(rec, one, 1)
+    assert 'price_keeper_totals_lag_seconds_bucket{le="45"} 0\n' in telemetry.render_own()
+    assert 'price_keeper_totals_lag_seconds_bucket{le="60"} 1\n' in telemetry.render_own()

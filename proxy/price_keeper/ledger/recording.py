@@ -192,6 +192,7 @@ class Recording:
         telemetry.add(metrics.FLUSH_REJECTS, lambda: len(flusher.sender.rejected_ulids))
         telemetry.add(metrics.TOTALS_WRITTEN, lambda: aggregator.totals_written)
         telemetry.add(metrics.TOTALS_LEFT_ALONE, lambda: aggregator.totals_fresh)
+        telemetry.add(metrics.TOTALS_LAG_SECONDS, lambda: [({}, aggregator.lag)])
         telemetry.add(metrics.TOTALS_AGE_SECONDS, lambda: self.clock.monotonic() - aggregator.completed_at)
 
 

@@ -110,9 +110,16 @@ FLUSH_REPEATS = _metric("flush_repeats_total", "counter", "parts of segments tha
 FLUSH_REJECTS = _metric("flush_rejects_total", "counter", "segments that the store rejects for good; see the log")
 TOTALS_WRITTEN = _metric("totals_written_total", "counter", "totals that this process updated")
 TOTALS_LEFT_ALONE = _metric(
-    "totals_left_alone_total", "counter", "totals not computed again: updated a moment ago by any process, or complete"
+    "totals_left_alone_total", "counter", "totals not computed again: updated a moment ago by any process"
 )
-TOTALS_AGE_SECONDS = _metric("totals_age_seconds", "gauge", "time since this process last checked all totals")
+TOTALS_LAG_SECONDS = _metric(
+    "totals_lag_seconds",
+    "histogram",
+    "from the acknowledgement of a flush to the total that includes it, of flushes of this process",
+)
+TOTALS_AGE_SECONDS = _metric(
+    "totals_age_seconds", "gauge", "time since this process last had all its totals that were due up to date"
+)
 
 # ---------------------------------------------------------------- prices
 
