@@ -10,7 +10,7 @@ from price_keeper.budgets.budget_state import BudgetState
 from price_keeper.domain import Caller, Scope
 from price_keeper.ledger import lease_file, lease_rows
 from price_keeper.ledger.aggregator import MAX_CLOCK_SKEW_SECONDS, TOTAL_ATTRIBUTES, Aggregator, build_total_key
-from price_keeper.ledger.counter_writes import COST_ATTRIBUTE, LISTING_SECONDS, to_pico
+from price_keeper.ledger.counter_writes import COST_ATTRIBUTE, DAY_SECONDS, to_pico
 from price_keeper.ledger.ledger_entries import Counter
 from price_keeper.ledger.recovery import recover
 from price_keeper.ledger.total_sweep import TotalSweep
@@ -114,7 +114,7 @@ class Ending:
     async def _totals(self) -> None:
         """A sweep finds what each process left, as soon as nobody can add to it any more."""
         store, clock = cast(Store, self.world.admin()), Clock(self.world)
-        clock.wrong_by = LISTING_SECONDS + MAX_CLOCK_SKEW_SECONDS + 1.0
+        clock.wrong_by = DAY_SECONDS + MAX_CLOCK_SKEW_SECONDS + 1.0
         await TotalSweep(store, clock, Aggregator(store, clock, self.world.setup.aggregate_secs)).sweep()
         if self.world.has_clock_far_off:  # a total is taken for final an hour after its day
             return

@@ -21,7 +21,7 @@ from price_keeper.ledger.aggregator import (
     read_spent_pico,
     sum_shards,
 )
-from price_keeper.ledger.counter_writes import LISTING_SECONDS
+from price_keeper.ledger.counter_writes import DAY_SECONDS
 from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
 from price_keeper.ledger.total_sweep import TotalSweep
 from price_keeper.stores.contract import Store, iterate_rows
@@ -83,7 +83,7 @@ async def compare_store(store: Store, db: sqlite3.Connection, submitted_usd_micr
 async def _sweep_totals(store: Store) -> None:
     """As if it were so late that nobody adds to a counter any more: the fleet was killed a moment ago."""
     clock = ShiftedClock()
-    clock.ahead = LISTING_SECONDS + MAX_CLOCK_SKEW_SECONDS + 1.0
+    clock.ahead = DAY_SECONDS + MAX_CLOCK_SKEW_SECONDS + 1.0
     assert await TotalSweep(store, clock, Aggregator(store, clock, 60.0)).sweep()
 
 

@@ -191,6 +191,14 @@ async def test_a_flush_announces_its_counters_once_in_a_quarter_of_an_hour(rec: 
     assert len(listed) == 3600 / LISTING_SECONDS
 
 
+async def test_flushes_that_are_far_apart_seldom_announce_their_counters(rec: RecordingHarness) -> None:
+    for _ in range(4 * 86):
+        await spend(rec, 1)
+        await rec.clock.advance(1000)
+    listed = [write for writes in rec.store.transactions for write in writes if write.key.pk.startswith("ACTIVE#")]
+    assert len(listed) <= 4 * 86 / 15
+
+
 async def test_additions_are_in_a_total_within_an_interval_and_the_lag_is_measured(rec: RecordingHarness) -> None:
     one = attach_aggregator(rec)
     for _ in range(40):

@@ -33,7 +33,8 @@ TOTAL_TTL_SECONDS = 400 * DAY_SECONDS  # also of the list of active counters, by
 
 COST_ATTRIBUTE = "cost_usd_micros"
 WRITES_UNTIL_ATTRIBUTE = "writes_until_epoch"
-LISTING_SECONDS = 900  # for which a process may add to a counter after it listed it
+LISTING_SECONDS = 900  # for which a process may add to a counter after it listed it, at least
+LISTED_PAUSES = 20  # and as many times the pause before it
 SHARDS_PREFIX = "shards_"  # with the shard count, the name of an attribute
 _COUNT_ATTRIBUTES = UsageCounts._fields[:-1]  # all but the money, named like the attributes in the store
 
@@ -99,25 +100,30 @@ def read_estimated_calls(markers: Iterable[Item]) -> frozenset[int]:
 class CounterListing:
     """The entries of this process in the list of active counters, by UTC day.
 
-    An entry allows its writer to add to the counter for LISTING_SECONDS, then it is renewed: so the list tells from
-    when on nobody adds to a counter any more, and a flush seldom writes an entry. Every shard count that was ever used
-    for a counter stays in its entry, so that no shard is missed.
+    An entry allows its writer to add to the counter for some time, then it is renewed: so the list tells from when on
+    nobody adds to a counter any more. Few flushes write an entry, also where they are far apart. Every shard count
+    that was ever used for a counter stays in its entry, so that no shard is missed.
     """
 
     def __init__(self) -> None:
         self._day = ""
         self._until: dict[Counter, int] = {}  # of the current day
+        self._written_at: dict[Counter, float] = {}
 
     def build_entries(self, counters: Iterable[Counter], now: float) -> list[Update]:
         """The entries that have to be written with these counters, or before them. Call `confirm` when they are."""
         if self._day != format_utc_day(now):
             self._day = format_utc_day(now)
             self._until.clear()
+            self._written_at = {key: at for key, at in self._written_at.items() if abs(now - at) < DAY_SECONDS}
         return [self._build_entry(counter, now) for counter in counters if self._is_due(counter, now)]
 
     def confirm(self, counters: Iterable[Counter], now: float) -> None:
-        """The entries that were built for these counters at this time are stored."""
-        self._until.update({counter: _compute_listed_until(now) for counter in counters if self._is_due(counter, now)})
+        """The counters were added to, and the entries that were built for this time are stored."""
+        for counter in counters:
+            if self._is_due(counter, now):
+                self._until[counter] = self._compute_until(counter, now)
+            self._written_at[counter] = now
 
     def _is_due(self, counter: Counter, now: float) -> bool:
         return not counter.is_lease and now >= self._until.get(counter, 0)
@@ -128,14 +134,16 @@ class CounterListing:
         )
         attributes: dict[str, Value] = {
             f"{SHARDS_PREFIX}{counter.shards}": True,
-            WRITES_UNTIL_ATTRIBUTE: _compute_listed_until(now),
+            WRITES_UNTIL_ATTRIBUTE: self._compute_until(counter, now),
             EXPIRY_ATTRIBUTE: int(now) + TOTAL_TTL_SECONDS,
         }
         return Update(key, set=attributes)
 
-
-def _compute_listed_until(now: float) -> int:
-    return int(now) + LISTING_SECONDS
+    def _compute_until(self, counter: Counter, now: float) -> int:
+        """Not beyond the end of the UTC day, as the next one has a list of its own."""
+        pause = now - self._written_at.get(counter, now)
+        day_end = (now // DAY_SECONDS + 1) * DAY_SECONDS
+        return int(min(now + max(LISTING_SECONDS, LISTED_PAUSES * pause), day_end))
 
 
 def read_shard_count(entry: Mapping[str, Any]) -> int:

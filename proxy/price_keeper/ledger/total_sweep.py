@@ -27,7 +27,7 @@ from price_keeper.ledger.aggregator import (
     list_active_counters,
     read_as_of,
 )
-from price_keeper.ledger.counter_writes import LISTING_SECONDS, SHARD_TTL_SECONDS
+from price_keeper.ledger.counter_writes import SHARD_TTL_SECONDS
 from price_keeper.stores import schema
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,
@@ -103,7 +103,7 @@ class TotalSweep:
         now = self._clock.now()
         if not 0 < completed_at <= now:
             completed_at = now - SHARD_TTL_SECONDS
-        first = completed_at - LISTING_SECONDS - MAX_CLOCK_SKEW_SECONDS - SETTLE_SECONDS
+        first = completed_at - MAX_CLOCK_SKEW_SECONDS - SETTLE_SECONDS
         day, last = (datetime.fromtimestamp(at, UTC).date() for at in (first, now + MAX_CLOCK_SKEW_SECONDS))
         return [day + timedelta(days=number) for number in range((last - day).days + 1)]
 
