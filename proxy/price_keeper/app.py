@@ -223,6 +223,7 @@ async def run(
         gc.freeze()  # the objects made so far live as long as the process, so collections need not scan them
         gc.set_threshold(*GC_THRESHOLDS)
         core.recording.start(config, tasks)
+        core.budgets.start()
         snapshot_file.start(tasks)
         if role != "sidecar" and slot.is_first:
             services = _build_control_services(core)

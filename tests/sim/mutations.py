@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from price_keeper.budgets import active_label, budget_snapshot, label_policy
+from price_keeper.budgets.active_label_follower import ActiveLabelFollower
 from price_keeper.budgets.budget_registry import BudgetRegistry
 from price_keeper.budgets.budget_snapshot import SnapshotFile
 from price_keeper.budgets.budget_state import BudgetState, SpendTracker
@@ -165,6 +166,10 @@ async def _at_any_time(_: Any, __: float) -> AsyncIterator[bool]:
     yield True
 
 
+async def _follows_nobody(_: Any) -> None:
+    """What others move on is read when a budget is refreshed."""
+
+
 async def _forgets(_: Any) -> None:
     """What was noted before."""
 
@@ -196,7 +201,7 @@ MISTAKES = {
     ),
     "a lost answer taken for a good one": Mistake(SegmentSender, "_send_part", _lost_is_good, "journal"),
     "a marker that stands for a segment whatever its lines are": Mistake(
-        SegmentMarker, "is_confirmed_by", lambda *_: True, "journal", 10_020
+        SegmentMarker, "is_confirmed_by", lambda *_: True, "journal", 10_105
     ),
     "estimates of a replayed copy forgotten by the segments behind": Mistake(
         SegmentSender, "_read_counted_calls", _nothing_counted_before, "journal", 10_485
@@ -221,6 +226,7 @@ MISTAKES = {
     "sticky fallback past a label that is not spent": Mistake(
         label_policy, "advance_active_index", _past_one_more, "sticky", 10_000
     ),
+    "active labels that nobody follows": Mistake(ActiveLabelFollower, "run", _follows_nobody, "calm", 10_138),
     "spend that is counted when it is flushed": Mistake(SpendTracker, "on_call_ended", _not_at_once, "soft"),
     "own spend counted although it may be in the total": Mistake(
         SpendTracker, "apply_lower_bound", _certain_that_it_is_not_in, "soft"
@@ -242,15 +248,15 @@ MISTAKES = {
     ),
     "a disk that cannot sync keeps a sidecar from ending": Mistake(Journal, "close", _cannot_end, "journal"),
     "who is met by the defaults stays so": Mistake(
-        BudgetRegistry, "_is_loaded_from_store", _met_by_defaults, "soft", 10_091
+        BudgetRegistry, "_is_loaded_from_store", _met_by_defaults, "soft", 10_155
     ),
     "a disk that could not sync once takes no hold": Mistake(
         BudgetLeaseFile, "_write", _never_sound_again, "hard", 10_017
     ),
     "a debt that no bucket can pay at once": Mistake(
-        RateLease, "find_unpayable_debt", lambda *_: None, "limits", 20_178
+        RateLease, "find_unpayable_debt", lambda *_: None, "limits", 20_650
     ),
     "a refusal that is taken for the end of it": Mistake(
-        TransactionSender, "may_arrive", lambda *_: False, "limits", 20_219
+        TransactionSender, "may_arrive", lambda *_: False, "limits", 20_650
     ),
 }

@@ -113,6 +113,7 @@ class Wire:
         self._chance, self._trace, self._time, self._wall, self._clock = chance, trace, time, wall, clock
         self.seen = truth.of_reader(owner)
         self.asked = 0
+        self.last_fault_at = -1e9
 
     async def get(self, key: Key, *, consistent: bool = False) -> Item | None:
         (found,) = await self._read("get", [key], consistent)
@@ -188,6 +189,8 @@ class Wire:
         self.asked += 1
         answer = asyncio.get_running_loop().create_future()
         fault, chance = self._weather.fault(verb, key.table), self._chance
+        if fault:
+            self.last_fault_at = self._truth.now()
         there, back = chance.uniform(*LATENCY), chance.uniform(*LATENCY)
         if fault == "slow":
             back += chance.uniform(0.3, 5.0)

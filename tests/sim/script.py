@@ -36,7 +36,9 @@ class Script:
         is_calm = self.setup.focus == "calm"
         has_snapshots = self.setup.focus == "journal"
         steps = (
-            self._ordinary() | ({} if is_calm else self._troubles()) | (self._of_snapshots() if has_snapshots else {})
+            self._ordinary()
+            | (self._of_people() if is_calm else self._troubles())
+            | (self._of_snapshots() if has_snapshots else {})
         )
         self._steps, self._weights = list(steps), [weight for weight, _ in steps.values()]
         self._does = {name: work for name, (_, work) in steps.items()}
@@ -77,6 +79,10 @@ class Script:
             "an override ends": (1, self._clears),
             "a replay elsewhere": (2, self._replays),
         }
+
+    def _of_people(self) -> dict[str, tuple[int, Callable[[], object]]]:
+        """So often that processes have to follow without a refresh of their own."""
+        return {"an override": (6, self._overrides), "an override ends": (4, self._clears)}
 
     def _of_snapshots(self) -> dict[str, tuple[int, Callable[[], object]]]:
         """In some worlds only: a process that counts a copy twice until it flushes keeps fewer promises."""

@@ -12,6 +12,7 @@ from unittest import mock
 
 from price_keeper import data_port_wiring
 from price_keeper.alerts.alert_raiser import AlertRaiser
+from price_keeper.budgets import active_label
 from price_keeper.budgets.budget_registry import BudgetRegistry
 from price_keeper.budgets.budget_snapshot import SnapshotFile
 from price_keeper.budgets.budget_state import NEVER, BudgetState
@@ -31,8 +32,8 @@ from price_keeper.usage.price_updates import PriceTables
 from tests.sim.bedrock import ByHeader, CallOutcome, SimulatedForwarder
 from tests.sim.disk import Disk
 from tests.sim.ledger import LedgerBucketClient, LedgerLeaseManager
-from tests.sim.network import Weather, Wire
-from tests.sim.scheduler import Loop
+from tests.sim.network import PATIENCE_SECONDS, Weather, Wire
+from tests.sim.scheduler import BEGINNING, Loop
 from tests.sim.setup import ORG
 from tests.sim.truth import Name, Noted, TruthAlerts
 
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 DRAIN_SECONDS = 20.0
 NOTED_SECONDS = 5.0  # after which what was read stands on the disk
+SERVING_PAUSE_SECONDS = 4.0  # between two calls of a scope that is served without a pause
+FOLLOWED_SECONDS = 5.5  # after which a changed active label is known: 5 s, and the way to the store and back
 TELLING = frozenset({"adjust", "_acquire", "_top_up", "_return_after_top_up"})  # tasks, of what was taken or used
 
 
@@ -96,6 +99,7 @@ class Life:
         self.has_told_limits = True  # when it ended
         self.under_way: dict[int, Intent] = {}
         self.calls: dict[int, CallOutcome] = {}
+        self.serving: dict[Key, tuple[float, float]] = {}  # by sticky state: since when without a pause, and until when
         self.is_out_of_time = bool(abs(machine.clock.wrong_by) > 2.5)
         self.wire: Wire | None = None
         self._task = self.loop.create_task(self._lives())
@@ -176,6 +180,7 @@ class Life:
             )
             self._opens_port(config, store)
             recording.start(config, tasks)
+            self.budget_registry.start()
             snapshot_file.start(tasks)
             self.is_ready = True
             world.trace(self.name, "is ready", len(recording.recovered.sealed), recording.recovered.estimated_calls)
@@ -268,7 +273,10 @@ class Life:
             return
         self._pays_as_noted(intent)
         self._counts_no_more()
+        scopes = {counter.scope for counter in intent.charged.counters}
         for state in self._budget_states():
+            if state.scope.key in scopes:
+                self._follows(state, now)
             for label, quota in state.settings.quotas.items():
                 spent = state.get_tracker(label)
                 if spent not in intent.charged.spend_listeners or state.settings.enforcement != "soft":
@@ -281,6 +289,26 @@ class Life:
                     "what is taken is less than the quota", spent.committed < quota, name, spent.committed, quota
                 )
                 self._is_seen_in_time(name, state, now)
+
+    def _follows(self, standing: BudgetState, now: float) -> None:
+        """Of a scope that it serves without a pause, it knows an active label and an override soon."""
+        key = schema.sticky_state_key(standing.scope, standing.span.key)
+        since, last = self.serving.get(key, (now, now))
+        since = now if now - last > SERVING_PAUSE_SECONDS else since
+        self.serving[key] = since, now
+        wire, truth = self.wire, self.world.truth
+        changed_at = max(since, truth.sticky_changed_at.get(key, BEGINNING))
+        if now - changed_at <= FOLLOWED_SECONDS or self.is_out_of_time or wire is None:
+            return
+        if wire.last_fault_at > changed_at - PATIENCE_SECONDS:
+            return
+        item, settings = self.world.store.items.get(key), standing.settings
+        active = active_label.find_active_index(item, settings) if settings.is_sticky else 0
+        override = active_label.parse_override(item, self.machine.clock.now())
+        if override is not None and override.label in settings.ordering:
+            active = settings.ordering.index(override.label)
+        told = self.name, key, standing.active_index, active, now - changed_at
+        truth.check("who serves a scope follows its active label", standing.active_index == active, *told)
 
     def _counts_no_more(self) -> None:
         for watch in self.budget_registry._refresh_states.values():

@@ -123,6 +123,7 @@ class Truth:
         self._hard_rows: dict[Key, Item] = {}
         self.is_out_of_time = False
         self.spent_at: dict[Name, float] = {}
+        self.sticky_changed_at: dict[Key, float] = {}
         self.late: list[tuple[Any, Callable[[bool], None]]] = []  # what was sent, and has not arrived for long
         self._spans: dict[str, list[PeriodSpan]] = {}
         self.has_replayed_snapshot = (
@@ -245,7 +246,9 @@ class Truth:
             self.check(
                 "a total is no more than was spent", to_pico(cast(int, item[COST_ATTRIBUTE])) <= self.pico[name], key
             )
-        elif key.table == STICKY and item is not None and was is not None and active_label.LABEL_ATTRIBUTE in was:
+        if key.table == STICKY:
+            self.sticky_changed_at[key] = self.now()
+        if key.table == STICKY and item is not None and was is not None and active_label.LABEL_ATTRIBUTE in was:
             places = [
                 (cast(int, each[active_label.VERSION_ATTRIBUTE]), cast(int, each[active_label.INDEX_ATTRIBUTE]))
                 for each in (was, item)

@@ -160,6 +160,7 @@ class BudgetRefresher:
         """Whether spend was read, and not only the settings."""
         budget, moment, sticky_before = refresh.budget, self._clock.monotonic(), refresh.sticky_item
         is_stale, has_spend = moment >= refresh.spend_stale_at, moment >= refresh.spend_due_at
+        refresh.sticky_read_at = moment
         settings, is_registered, item, app = await self.reader.read_settings_and_sticky(budget)
         if not is_registered:
             self._on_unregistered(budget.scope.org)
@@ -210,6 +211,13 @@ class BudgetRefresher:
             self._on_new_calendar(budget.scope.org)
         refresh.is_registered |= is_registered
         budget.apply_settings(settings, active)
+
+    def apply_sticky_item(self, refresh: RefreshState, item: Item | None) -> None:
+        """Apply the item of the sticky state as it was read alone."""
+        if item != refresh.sticky_item:
+            self._apply_settings(refresh, refresh.budget.settings, refresh.is_registered, item)
+            if refresh.has_spend:
+                self.snapshot.mark_changed(refresh, is_urgent=True)
 
     async def _refresh_app_labels(self, budget: BudgetState, app: Item | None, moment: float) -> None:
         if budget.scope.app is not None:  # apps that share a budget may use one name for different labels

@@ -28,6 +28,7 @@ from typing import Final
 from price_keeper.alerts.alert_raiser import AlertRaiser
 from price_keeper.bounded_dict import BoundedDict
 from price_keeper.budgets.active_label import Override
+from price_keeper.budgets.active_label_follower import TICK_SECONDS, ActiveLabelFollower
 from price_keeper.budgets.app_label_cache import AppLabelCache
 from price_keeper.budgets.budget_refresh import STORE_RETRY_SECONDS, BudgetRefresher
 from price_keeper.budgets.budget_snapshot import BudgetSnapshot
@@ -149,6 +150,7 @@ class BudgetRegistry:
         self.unknown_orgs = UnknownOrgs(config.unknown_org, clock, self.snapshot)
         self._flusher = flusher
         self._clock = clock
+        self._tasks = tasks
         self.app_labels = AppLabelCache(config.labels, store, clock, self._on_app_labels)
         self.refresher = BudgetRefresher(
             config,
@@ -162,6 +164,7 @@ class BudgetRegistry:
             self.app_labels,
             self.snapshot,
         )
+        self._follower = ActiveLabelFollower(store, clock, self.refresher)
         self._caller_days = BoundedDict[_CallerKey, tuple[CallerDay, RefreshState]](MAX_BUDGETS)
         self._refresh_states: dict[tuple[str, str], RefreshState] = {}  # by scope and period
         # By org: the calendar that it cannot change before its period is over.
@@ -172,6 +175,10 @@ class BudgetRegistry:
         self._on_spent_elsewhere: list[Callable[[Counter], None]] = []
         self._reread_snapshot = reread_snapshot
         flusher.sender.subscribe(self)
+
+    def start(self) -> None:
+        """Start to follow the active labels that other processes change."""
+        self._tasks.run_every("active labels", TICK_SECONDS, self._follower.run)
 
     def register_metrics(self, telemetry: MetricsRegistry) -> None:
         telemetry.add(metrics.SCOPES, lambda: len(self._refresh_states))
@@ -226,7 +233,13 @@ class BudgetRegistry:
             self._start_loading(caller)
         if moment >= refresh.due_at:
             self.refresher.refresh(refresh)
+        self._note_served(refresh)
         return caller_day
+
+    def _note_served(self, refresh: RefreshState) -> None:
+        refresh.has_served = True
+        if not refresh.is_followed:
+            self._follower.follow(refresh)
 
     async def load(self, caller: Caller) -> CallerDay:
         """Read the store, and wait for at most LOAD_TIMEOUT_SECONDS. Until it answers, the last known settings hold, or
@@ -245,6 +258,7 @@ class BudgetRegistry:
             await self._reread_snapshot_if_new(caller)
         caller_day, refresh = self._get_or_add(caller)
         refresh.is_refresh_slow = self.refresher.is_reading(refresh)
+        self._note_served(refresh)
         return caller_day
 
     async def _refresh_if_stale(self, key: _CallerKey) -> None:

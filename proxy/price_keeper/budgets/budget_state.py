@@ -606,6 +606,9 @@ class RefreshState:
     # between the time at which a read of spend is due and the time at which the known spend is stale
     grace_seconds: float = 0.0
     sticky_item: Item | None = None  # the item of the active label and the override, as it was read
+    sticky_read_at: float = -NEVER  # when the last read of it began
+    is_followed: bool = False  # it is read again and again, because the scope serves calls
+    has_served: bool = False  # a call since then
     has_spend: bool = False  # spend was read, or restored from a snapshot
     sticky_index: int = 0  # the active label without the override
     override: Override | None = None
