@@ -153,9 +153,9 @@ async def test_two_busy_processes_read_and_write_each_counter_about_once_an_inte
     await two.pass_time(3600, counters)
     intervals = 3600 / INTERVAL
     sums = two.metered.reads["usage-agg-sharded"] / 8 / len(counters)
-    assert 0.8 * intervals <= sums <= 1.25 * intervals
+    assert 0.8 * intervals <= sums <= 1.35 * intervals
     assert two.metered.writes["daily-total"] / len(counters) == sums
-    assert two.metered.reads["daily-total"] / len(counters) <= 2.5 * intervals  # by each process
+    assert two.metered.reads["daily-total"] / len(counters) <= 2.7 * intervals  # by each process
 
 
 async def test_counters_to_which_nobody_adds_cost_nothing(two: TwoProcesses) -> None:

@@ -59,11 +59,12 @@ MAX_TRIES: Final = 3
 CLOCK_MARGIN_SECONDS: Final = 5.0  # by which the clocks of a fleet may differ
 MAX_CLOCK_SKEW_SECONDS: Final = 3600  # by which a wrong clock may be behind; later nothing is missed for good
 # of the interval, after an addition: when its process looks at the total
-EARLIEST_LOOK, LATEST_LOOK = 0.8, 0.9
+EARLIEST_LOOK, LATEST_LOOK = 0.75, 0.85
 FRESH_SHARE = 0.5  # of the interval: a total as young is left alone
 MAX_TICK_SECONDS: Final = 3.0  # between two runs
 COUNTERS_PER_BATCH: Final = 12  # of 8 shards each, which one request reads
 MAX_CONCURRENT_BATCHES: Final = 2
+MAX_ABOVE_SHARDS: Final = 1000
 AS_OF_ATTRIBUTE: Final = "as_of_epoch"
 TOTAL_ATTRIBUTES: Final = (*UsageCounts._fields[:-1], COST_ATTRIBUTE)
 LAG_BOUNDS: Final[BucketBounds] = (1, 5, 10, 20, 30, 45, 60, 90, 120, 300, 600, 1800)
@@ -247,6 +248,8 @@ class Aggregator:
 
     def _warn_above_shards(self, counter: Counter) -> None:
         """A forced replay adds to totals directly, and such a total stays higher for as long as it is kept."""
+        if len(self._above_shards) >= MAX_ABOVE_SHARDS:
+            self._above_shards.clear()
         if counter[:3] not in self._above_shards:
             _log.warning(
                 "the total of %s %s is higher than its shards, as after a replay with --force or when shards have "
