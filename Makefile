@@ -157,6 +157,8 @@ bench-parts: $(VENV)/.dev ## measure parts alone: the store, signing, metering, 
 	$(BIN)/python -m bench.signing_and_frames
 	$(BIN)/python -m bench.metering
 	$(BIN)/python -m bench.write_units
+	$(BIN)/python -m bench.state_units --count
+	$(BIN)/python -m bench.many_counters
 	$(BIN)/python -m bench.overspend
 	$(BIN)/python -m bench.overspend --processes 8
 

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.ledger.aggregator import EARLIEST_LOOK, LATEST_LOOK
+from price_keeper.ledger.counter_writes import LISTING_SECONDS
 from price_keeper.ledger.ledger_entries import Counter
 
 from tests.support.clock import ManualClock
@@ -26,11 +28,12 @@ from tests.support.servers import ministack_server
 
 RATES = (1, 10, 100, 1000)  # requests a second of the whole fleet
 FLEETS = (1, 100, 1000)
-SECONDS = 600
+SECONDS = LISTING_SECONDS  # in which each entry in the list of active counters is written once
 MONTH_SECONDS = 30 * 86_400
 USD_A_MILLION_UNITS = 0.625  # on demand, us-east-1
 ID_BYTES, ITEM_BYTES = 36, 400 * 1024  # of a request's id in a set, and of an item at most
-AGGREGATIONS_A_SECOND = 1 / 60  # of each counter, by the whole fleet together
+# Of each counter, by the whole fleet together.
+AGGREGATIONS_A_SECOND = 1 / (60 * (EARLIEST_LOOK + LATEST_LOOK) / 2)
 
 
 @dataclass

@@ -6,6 +6,7 @@ import re
 
 from price_keeper.config.config_sections import DEMO_LABELS
 
+from bench.state_units import table
 from tests.support.doc_pages import ROOT
 
 RATES = ("1", "100", "1,000")
@@ -18,9 +19,14 @@ def rows(page: str) -> list[list[str]]:
 
 def test_documented_dynamodb_costs_match_measurement() -> None:
     measured = {(row[0], row[1]): row[3] for row in rows("recording.md")}
-    documented = {(row[0], rate): usd for row in rows("cost.md") for rate, usd in zip(RATES, row[1:], strict=True)}
+    fleets = [row for row in rows("cost.md") if len(row) == 1 + len(RATES)]
+    documented = {(row[0], rate): usd for row in fleets for rate, usd in zip(RATES, row[1:], strict=True)}
     assert len(documented) == 9
     assert documented == {key: measured[key] for key in documented}
+
+
+def test_what_state_costs_to_read_is_what_is_computed() -> None:
+    assert table() in (ROOT / "docs" / "cost.md").read_text()
 
 
 def test_first_answer_takes_two_minutes_at_most() -> None:
