@@ -1,4 +1,4 @@
-"""Totals: never going down, equal to the shards in the end, whoever sums them, however late, at a bounded cost."""
+"""Totals never go down, equal their shards in the end, and cost a fleet about one sum of a counter an interval."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _without_announcement(key: Key) -> Put:
 
 
 def attach_aggregator(rec: RecordingHarness, store: Any = None) -> Aggregator:
-    """As a process has it: told of each flush."""
+    """As in a process, where it is notified of each flush."""
     made = Aggregator(store or rec.store, rec.clock, INTERVAL)
     rec.flusher.sender.subscribe_written(made.note_written)
     return made
@@ -357,7 +357,7 @@ async def test_ten_concurrent_aggregators_never_lower_total(rec: RecordingHarnes
 
 async def test_what_a_killed_process_left_is_swept_by_another(rec: RecordingHarness) -> None:
     await spend_and_sum(rec, attach_aggregator(rec), 5)
-    await spend(rec, 6)  # and nobody sums it
+    await spend(rec, 6)  # killed before it is in the total
     sweep = build_sweep(rec)
     await sweep.run()
     assert await total(rec) == (1, 5)

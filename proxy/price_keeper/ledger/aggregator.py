@@ -1,9 +1,8 @@
 """Sums the shards of each counter into one total, which budgets and reports read.
 
 A process that adds to a counter looks after its total: some time later it reads the total, and unless another process
-has written one since that includes the addition, it sums the shards. So a fleet reads and writes each counter about
-once an interval, whoever adds to it, and counters to which nobody adds cost nothing. A conditional write never lowers a
-total.
+has written one since that includes the addition, it sums the shards. So a fleet sums each counter about once an
+interval, and an unchanged counter costs nothing. A conditional write never lowers a total.
 
 `total_sweep` finds what a process added that has ended before it summed it. Start with `Aggregator.run`.
 """
