@@ -18,7 +18,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from price_keeper.clock import SystemClock
+from price_keeper.ledger.aggregator import Aggregator
 from price_keeper.ledger.ledger_entries import LineKind
+from price_keeper.ledger.total_sweep import TotalSweep
+from price_keeper.stores.sqlite import SqliteStore
 
 from tests.public_contract import answers, kept
 from tests.public_contract.shapes import fields_of
@@ -83,6 +87,8 @@ def played(folder: Path) -> dict[str, Any]:
         found["traces"] = _traces(receiver)
     found["command output"]["replay"] = _replayed(folder)
     found["store"]["pricing-cache"] = asyncio.run(_prices(folder))
+    markers = found["store"]["request-dedup"]
+    markers["rows"] = dict(sorted((markers["rows"] | asyncio.run(_swept(folder))).items()))
     return found
 
 
@@ -218,6 +224,14 @@ async def _prices(folder: Path) -> Any:
         async with open_fleet(folder) as fleet:
             await fleet.start_sidecar()
         return kept.tables(folder / "store.db")["pricing-cache"]
+
+
+async def _swept(folder: Path) -> Any:
+    """What a sweep keeps of itself: a sidecar makes the first one minutes after its start."""
+    store, clock = await SqliteStore(folder / "swept.db", time.time).open(), SystemClock()
+    await TotalSweep(store, clock, Aggregator(store, clock, 60.0)).run()
+    await store.close()
+    return kept.tables(folder / "swept.db")["request-dedup"]["rows"]
 
 
 def _replayed(folder: Path) -> Any:
