@@ -234,7 +234,7 @@ MISTAKES = {
     "shards read exactly beside a flush of unknown outcome": Mistake(
         SpendTracker, "is_flush_certain", property(lambda _: True), "soft", 10_010
     ),
-    "shards read exactly while a flush is under way": Mistake(FlushGate, "exclude_flush", _at_any_time, "soft", 20_010),
+    "shards read exactly while a flush is under way": Mistake(FlushGate, "exclude_flush", _at_any_time, "soft", 20_055),
     "money given back without a number": Mistake(lease_rows, "build_release", _without_number, "hard", 10_006),
     "money of calls under way given back by time-out": Mistake(BudgetLease, "tick", _by_time_out, "hard"),
     "holds given back before all is flushed": Mistake(
