@@ -21,6 +21,7 @@ from price_keeper.budgets.effective_settings import resolve_settings
 from price_keeper.config.config_sections import DefaultsConfig, parse_config
 from price_keeper.domain import Scope
 from price_keeper.ledger.aggregator import Aggregator
+from price_keeper.ledger.total_sweep import TotalSweep
 from price_keeper.org_calendar import Period, find_span, load_zone
 from price_keeper.stores import schema
 from price_keeper.stores.dynamodb import DynamoStore
@@ -269,7 +270,7 @@ async def play(api: ControlHarness) -> None:
         "inference_profile_arn": "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/abc123",
     }
     await do(api, "POST", f"{shop}/inference-profiles", profile)
-    await Aggregator(api.store, api.clock, 60).run()
+    await TotalSweep(api.store, api.clock, Aggregator(api.store, api.clock, 60)).run()
     await fall_back(api)
     await read_prices(api)
 
