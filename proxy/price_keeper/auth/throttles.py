@@ -107,7 +107,8 @@ class LookupThrottle:
         until = self._clock.monotonic() + MAX_LOOKUP_WAIT_SECONDS
         # The turns are taken one after the other, so that an address takes no more of all turns than its own rate.
         for buckets, bucket_key in ((self._per_address, key), (self._total, None)):
-            wait = buckets.reserve(bucket_key, until - self._clock.monotonic())
+            # The first wait may have taken a little longer than the whole of it: a timer ends late, if only by 1 ms.
+            wait = buckets.reserve(bucket_key, max(0.0, until - self._clock.monotonic()))
             if wait is None:
                 raise Busy("too many lookups of unknown clients or tokens are waiting; try again", retry_after=2)
             if wait > 0:
