@@ -14,6 +14,7 @@ from hyperframe.frame import (
     DataFrame,
     ExtensionFrame,
     Frame,
+    GoAwayFrame,
     HeadersFrame,
     PingFrame,
     PriorityFrame,
@@ -24,7 +25,8 @@ from hyperframe.frame import (
 from price_keeper.errors import AccessDenied, Refusal
 from price_keeper.exchange import Header, Request, Responder
 from price_keeper.server import http2_frames
-from price_keeper.server.http2 import Http2Connection
+from price_keeper.server.http2 import FRAMES_PER_WINDOW, Http2Connection
+from price_keeper.server.http2_frames import MAX_FRAME_BYTES
 from price_keeper.server.http2_stream import STREAM_BYTES, Http2Stream
 from price_keeper.server.request_building import measure_head
 from price_keeper.server.server_limits import HEAD_COST, MAX_COST_PER_TURN, MAX_HEAD_FRAMES
@@ -292,6 +294,8 @@ FLOODS: dict[str, Callable[[int, int], Frame]] = {
     "window": lambda _, __: WindowUpdateFrame(0, window_increment=1),
     "own window": lambda number, _: WindowUpdateFrame(number, window_increment=1),
     "what is over": lambda _, gone: DataFrame(gone, b"x"),
+    "much of what is over": lambda _, gone: DataFrame(gone, b"x" * 64),
+    "the end of what is over": lambda _, gone: DataFrame(gone, flags=["END_STREAM"]),
     "its window": lambda _, gone: WindowUpdateFrame(gone, window_increment=1),
     "its reset": lambda _, gone: RstStreamFrame(gone),
 }
@@ -313,6 +317,45 @@ async def test_frame_floods_close_connection(kind: str) -> None:
             await rig.pass_time(11)
         await client.connection.send(flood + flood)
         await calmed(rig, client)
+
+
+@on_both_loops
+async def test_refused_streams_of_a_draining_connection_are_limited() -> None:
+    """One open stream keeps it, and the head of each further one is decoded and answered."""
+    handler = GatedEcho()
+    async with open_port(handler, stream_resets=10, window_seconds=10) as rig:
+        client = await rig.connect_http2()
+        held = client.open()
+        await client.flush()
+        await eventually(lambda: handler.started)
+        await client.connection.send(GoAwayFrame(0).serialize())
+        for rounds in (10, 11):
+            for _ in range(rounds):
+                client.open()
+            await client.flush()
+            await wait_quietly()
+            if rounds == 10:
+                assert rig.open_connections == 1
+                await rig.pass_time(11)
+        with pytest.raises(ConnectionCut):
+            await client.answer(held)
+        await eventually(lambda: rig.open_connections == 0)
+        handler.gate.set()
+
+
+@on_both_loops
+async def test_rest_of_refused_bodies_is_no_flood() -> None:
+    """What a client had sent before it saw the refusal: at most a window of each."""
+    async with open_port(echo, control_frames=5, body_bytes=100) as rig:
+        client = await rig.connect_http2()
+        for _ in range(5):
+            number = client.open(more=[(b"content-length", b"1000000")], ends=False)
+            await client.flush()
+            read_error_message(await client.answer(number), 413, "ValidationException")
+            await client.connection.send(DataFrame(number, b"x" * MAX_FRAME_BYTES).serialize() * FRAMES_PER_WINDOW)
+        await wait_quietly()
+        assert client.goodbye is None
+        assert rig.open_connections == 1
 
 
 @replaces_a_method

@@ -79,6 +79,8 @@ BYTES_PER_WINDOW_UPDATE: Final = 1024  # some clients send a window update for e
 MAX_EXPECTED_SMALL_FRAMES: Final = 10_000  # the most that a client can accumulate
 SMALL_FRAME_BYTES: Final = 64  # a data frame below this costs as much to process as one a hundred times as large
 WINDOW_BYTES: Final = 1024 * 1024  # a body arrives in few round trips, and a stream buffers little unrequested data
+# Frames of a discarded body that a client may have sent before it read the response: one window, in full frames.
+FRAMES_PER_WINDOW: Final = WINDOW_BYTES // MAX_FRAME_BYTES
 CONNECTION_WINDOW_BYTES: Final = DEFAULT_WINDOW_BYTES + 4 * WINDOW_BYTES
 
 
@@ -376,6 +378,7 @@ class Http2Connection(asyncio.Protocol):
         if self._is_draining:
             self._unsent.append(build_reset(stream_id, ErrorCode.REFUSED_STREAM))
             self._close_stream(stream_id, StreamState.RESET)
+            self._require_calm(self._resets)
             return
         self._last_stream_id = stream_id
         self._expect_small_frames(SMALL_FRAMES_PER_REQUEST)
@@ -400,15 +403,16 @@ class Http2Connection(asyncio.Protocol):
         data = extract_content(frame)
         is_last = bool(frame.flags & END_STREAM)
         self._acknowledge_data(len(frame.payload))
-        if self._may_apply(frame):
-            stream = self._streams[stream_id]
-            stream.is_input_finished = is_last
-            if not is_last:
-                self._acknowledge_stream_data(stream, len(frame.payload))
-            if data:
-                stream.take_data(data)
-            if is_last and stream_id in self._streams:
-                stream.end_request()
+        if not self._may_apply(frame):
+            return False
+        stream = self._streams[stream_id]
+        stream.is_input_finished = is_last
+        if not is_last:
+            self._acknowledge_stream_data(stream, len(frame.payload))
+        if data:
+            stream.take_data(data)
+        if is_last and stream_id in self._streams:
+            stream.end_request()
         return is_last or len(data) >= SMALL_FRAME_BYTES
 
     # What has arrived is part of the memory of requests, whatever becomes of it. So it is acknowledged at once, by half
@@ -517,6 +521,8 @@ class Http2Connection(asyncio.Protocol):
             self._end_stream(stream)
 
     def reset(self, stream: Http2Stream, code: ErrorCode) -> None:
+        if not stream.is_input_finished:
+            self._expect_small_frames(FRAMES_PER_WINDOW)
         self._unsent.append(build_reset(stream.id, code))
         self._remove_stream(stream, StreamState.RESET)
 
