@@ -534,6 +534,33 @@ def test_settings_of_two_workers_go_by_version_within_the_time_of_a_read(lower: 
         assert merged.find_settings(scope) == ({"version": 2} if is_in_time else lower or {})
 
 
+@pytest.mark.parametrize("recorded_later", [-60.0, MAX_READ_SECONDS])
+def test_confirmed_settings_win_in_the_end_over_a_higher_version_that_is_gone(recorded_later: float) -> None:
+    """The org was deleted and recreated; the other worker's last read of the old one ended before or after that."""
+    began, scope = 1000.0, new_scope()
+    now = [began]
+    this, other = BudgetSnapshot(lambda: now[0]), BudgetSnapshot(lambda: now[0])
+    this.record_settings(scope, {"version": 1}, this.start_read())
+    now[0] = began + recorded_later
+    other.record_settings(scope, {"version": 9}, other.start_read())
+    writes = 0
+    for minute in range(1, 60):
+        now[0] = began + 60 * minute
+        this.export_lines()
+        this.record_settings(scope, {"version": 1}, this.start_read())
+        writes += this.has_changes
+    for several in ((this, other), (other, this)):
+        merged = BudgetSnapshot(lambda: now[0])
+        merged.merge(found_in(*several))
+        assert merged.find_settings(scope) == {"version": 1}
+    assert writes == 1
+    this.record_settings(scope, {"version": 2}, this.start_read())
+    now[0] += 2 * MAX_READ_SECONDS + 1
+    this.export_lines()
+    this.record_settings(scope, {"version": 2}, this.start_read())
+    assert this.has_changes  # each new content has its second time
+
+
 @pytest.mark.parametrize("item", [{"version": 1}, {"version": "x"}, {"enforcement": "hard"}, None])
 def test_read_that_began_later_wins_whatever_its_version(item: Any) -> None:
     """An item may have been removed, or rewritten by hand."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import math
 import os
 import re
 import stat
@@ -70,6 +71,12 @@ class BudgetSnapshotRecord(NamedTuple):
     is_own: bool
 
 
+class _RecordedVersion(NamedTuple):
+    version: int
+    reads_started: int  # by the time at which it was recorded
+    renews_after: float  # a read that confirms the settings after this time gives their record a new time, once
+
+
 class BudgetSnapshot:
     """The snapshot in memory: encoded records of settings and budgets, and the budgets whose record is outdated."""
 
@@ -80,8 +87,7 @@ class BudgetSnapshot:
         self._lines: dict[str, dict[str, bytes]] = {_SETTINGS_KIND: {}, _BUDGET_KIND: {}}
         self._size = 0
         self._reads_started = 0
-        # By scope: the version of the recorded settings, and how many reads had started when they were recorded.
-        self._versions: dict[str, tuple[int, int]] = {}
+        self._versions: dict[str, _RecordedVersion] = {}  # of the recorded settings, by scope
         self._pending: dict[str, RefreshState] = {}  # budgets to be recorded, by scope
         self.has_changes = False  # some record is new since the last export
 
@@ -96,17 +102,21 @@ class BudgetSnapshot:
         """Record an item of settings that was read consistently; None: there is none. Of concurrent reads the one that
         ends last may have the older item: of those with a `read_number` the higher version is kept."""
         version = _read_version(item)
-        last_version, started_by_then = self._versions.get(scope.key, (-1, 0))
-        if read_number is not None and read_number <= started_by_then and version < last_version:
+        last = self._versions.get(scope.key, _RecordedVersion(-1, 0, math.inf))
+        if read_number is not None and read_number <= last.reads_started and version < last.version:
             return
         fields = {name: value for name, value in (item or {}).items() if name in _SETTINGS_FIELDS}
         if item is not None and not fields:  # an item written by hand with only a name still exists
             fields = {"version": 0}
-        self._record(_SETTINGS_KIND, scope.key, fields)
+        renews = self._now() > last.renews_after
+        is_new = self._record(_SETTINGS_KIND, scope.key, fields, renews=renews)
         if scope.key not in self._lines[_SETTINGS_KIND]:
             self._versions.pop(scope.key, None)
-        elif version != last_version:
-            self._versions[scope.key] = version, self._reads_started
+        elif is_new or renews:
+            # Another worker may have recorded a higher version that is no longer the store's, up to MAX_READ_SECONDS
+            # after this read, and that counts as newer for as long again.
+            renews_after = self._now() + 2 * MAX_READ_SECONDS if is_new else math.inf
+            self._versions[scope.key] = _RecordedVersion(version, self._reads_started, renews_after)
 
     def mark_changed(self, refresh: RefreshState, *, is_urgent: bool = False) -> None:
         """Mark a budget as possibly changed. As that happens often, it is recorded at the next write; `is_urgent` asks
@@ -135,17 +145,19 @@ class BudgetSnapshot:
         content: Item = {"period": budget.span.key, "state": sticky_fields, "spent": spent, "worker": self._worker}
         self._record(_BUDGET_KIND, budget.scope.key, content)
 
-    def _record(self, kind: str, scope: str, content: Item) -> None:
+    def _record(self, kind: str, scope: str, content: Item, *, renews: bool = False) -> bool:
+        """Record the content. The same content keeps its time, unless `renews`. Returns whether it is another."""
         last_line = self._lines[kind].pop(scope, b"")
         self._size -= len(last_line)
         try:
             rest = orjson.dumps([kind, scope, orjson.Fragment(encode_item(content))])[1:]
         # an item written by hand may not be encodable; the other records are not affected
         except (AssertionError, *_MALFORMED):
-            return
-        is_same = last_line.endswith(rest + b"\n")
-        self.has_changes |= not is_same
-        self._store_line((kind, scope), last_line if is_same else encode_line(b"[%.3f,%b" % (self._now(), rest)))
+            return False
+        is_new = not last_line.endswith(rest + b"\n")
+        self.has_changes |= is_new or renews
+        self._store_line((kind, scope), _encode_record(self._now(), rest) if is_new or renews else last_line)
+        return is_new
 
     def _store_line(self, key: RecordKey, record_line: bytes) -> None:
         if len(record_line) > MAX_RECORD_BYTES:
@@ -207,6 +219,10 @@ class BudgetSnapshot:
             if scope not in lines or (kind == _SETTINGS_KIND and lines[scope] is compared.get(scope)):
                 self._size -= len(lines.pop(scope, b""))
                 self._store_line((kind, scope), record_line)
+
+
+def _encode_record(recorded_at: float, rest: bytes) -> bytes:
+    return encode_line(b"[%.3f,%b" % (recorded_at, rest))
 
 
 def _read_version(item: Item | None) -> int:
