@@ -58,7 +58,7 @@ def passed_on(notes: BudgetSnapshot) -> BudgetSnapshot:
     return following
 
 
-def found_in(*several: BudgetSnapshot) -> dict[noted.RecordKey, bytes]:
+def found_in(*several: BudgetSnapshot) -> dict[noted.RecordKey, noted.StoredRecord]:
     found, corrupt_lines = noted.select_newest(
         values for each in several for values in decode_lines(b"".join(each.export_lines())).values
     )
@@ -607,6 +607,29 @@ def test_settings_read_while_other_files_are_read_are_not_replaced() -> None:
     notes.merge(found_in(other), compared)
     assert (notes.find_settings(read_again), notes.find_settings(unchanged)) == ({"version": 3}, {"version": 2})
     assert notes._size == sum(map(len, notes.export_lines()))
+
+
+def test_slow_read_does_not_undo_settings_that_were_merged_meanwhile() -> None:
+    notes, other, scope = BudgetSnapshot(lambda: 10.0), BudgetSnapshot(lambda: 20.0), new_scope()
+    notes.record_settings(scope, {"version": 1, "enforcement": "soft"}, notes.start_read())
+    slow = notes.start_read()
+    other.record_settings(scope, {"version": 5, "enforcement": "hard"}, other.start_read())
+    notes.merge(found_in(notes, other), notes.copy_settings())
+    notes.record_settings(scope, {"version": 1, "enforcement": "soft"}, slow)
+    assert notes.find_settings(scope) == {"version": 5, "enforcement": "hard"}
+    notes.record_settings(scope, {"version": 2}, notes.start_read())
+    assert notes.find_settings(scope) == {"version": 2}
+
+
+def test_merge_leaves_equal_records_as_they_are() -> None:
+    notes, other = BudgetSnapshot(lambda: 1_795_003_200.25), BudgetSnapshot(lambda: 1_795_003_200.0)
+    scopes = [put(notes, number) for number in range(3)]
+    put(other, 3)
+    before = notes.copy_settings()
+    notes.merge(found_in(notes, other), before)
+    after = notes.copy_settings()
+    assert len(after) == 4
+    assert all(after[scope.key] is before[scope.key] for scope in scopes)
 
 
 def test_only_changes_need_writing() -> None:

@@ -113,10 +113,13 @@ class BudgetSnapshot:
         if scope.key not in self._lines[_SETTINGS_KIND]:
             self._versions.pop(scope.key, None)
         elif is_new or renews:
-            # Another worker may have recorded a higher version that is no longer the store's, up to MAX_READ_SECONDS
-            # after this read, and that counts as newer for as long again.
-            renews_after = self._now() + 2 * MAX_READ_SECONDS if is_new else math.inf
-            self._versions[scope.key] = _RecordedVersion(version, self._reads_started, renews_after)
+            self._set_version(scope.key, version, is_renewed=not is_new)
+
+    def _set_version(self, scope: str, version: int, *, is_renewed: bool = False) -> None:
+        # Another worker may have recorded a higher version that is no longer the store's, up to MAX_READ_SECONDS from
+        # now, and that counts as newer for as long again.
+        renews_after = math.inf if is_renewed else self._now() + 2 * MAX_READ_SECONDS
+        self._versions[scope] = _RecordedVersion(version, self._reads_started, renews_after)
 
     def mark_changed(self, refresh: RefreshState, *, is_urgent: bool = False) -> None:
         """Mark a budget as possibly changed. As that happens often, it is recorded at the next write; `is_urgent` asks
@@ -210,15 +213,22 @@ class BudgetSnapshot:
         """The records of settings, by scope."""
         return dict(self._lines[_SETTINGS_KIND])
 
-    def merge(self, newest: Mapping[RecordKey, bytes], compared_settings: Mapping[str, bytes] | None = None) -> None:
+    def merge(
+        self, newest: Mapping[RecordKey, StoredRecord], compared_settings: Mapping[str, bytes] | None = None
+    ) -> None:
         """Add the records of `select_newest`, except for scopes that have a record here. But the newest settings
         replace those of `compared_settings`, which they were selected from too."""
         compared = compared_settings or {}
-        for (kind, scope), record_line in newest.items():
-            lines = self._lines[kind]
-            if scope not in lines or (kind == _SETTINGS_KIND and lines[scope] is compared.get(scope)):
-                self._size -= len(lines.pop(scope, b""))
-                self._store_line((kind, scope), record_line)
+        for (kind, scope), record in newest.items():
+            lines, is_settings = self._lines[kind], kind == _SETTINGS_KIND
+            if scope in lines and (lines[scope] == record.line or not is_settings):
+                continue
+            if scope in lines and lines[scope] is not compared.get(scope):
+                continue
+            self._size -= len(lines.pop(scope, b""))
+            self._store_line(record.key, record.line)
+            if is_settings and scope in lines:
+                self._set_version(scope, record.version)
 
 
 def _encode_record(recorded_at: float, rest: bytes) -> bytes:
@@ -231,39 +241,42 @@ def _read_version(item: Item | None) -> int:
     return version if isinstance(version, int) else 0
 
 
-class _ParsedRecord(NamedTuple):
+class StoredRecord(NamedTuple):
+    """A line of a snapshot file, and what decides whether it is the newest of its key."""
+
     recorded_at: float
     key: RecordKey
     version: int  # of settings
     line: bytes
 
 
-def select_newest(records: Iterable[list[Any]]) -> tuple[dict[RecordKey, bytes], int]:
+def select_newest(records: Iterable[list[Any]]) -> tuple[dict[RecordKey, StoredRecord], int]:
     """The newest record of each key, and how many records were malformed. Workers read the same settings, each in its
     own time, and the one that ends last may have the older item: within MAX_READ_SECONDS the higher version counts as
     newer."""
-    parsed: list[_ParsedRecord] = []
+    parsed: list[StoredRecord] = []
     malformed = 0
     for values in records:
         try:
             parsed.append(_parse_record(values))
         except _MALFORMED:
             malformed += 1
-    newest: dict[RecordKey, _ParsedRecord] = {}
+    newest: dict[RecordKey, StoredRecord] = {}
     for record in sorted(parsed):
         last = newest.get(record.key, record)
         if record.version >= last.version or record.recorded_at > last.recorded_at + MAX_READ_SECONDS:
             newest[record.key] = record
-    return {key: record.line for key, record in newest.items()}, malformed
+    return newest, malformed
 
 
-def _parse_record(values: list[Any]) -> _ParsedRecord:
+def _parse_record(values: list[Any]) -> StoredRecord:
     """A line with a good checksum may still be no record, and raises one of _MALFORMED."""
     recorded_at, kind, scope, content = values
     if kind not in (_SETTINGS_KIND, _BUDGET_KIND) or type(recorded_at) not in (int, float):
         raise ValueError("not a snapshot record")
     version = _read_version(content or None) if kind == _SETTINGS_KIND else 0
-    return _ParsedRecord(recorded_at, (kind, Scope.from_key(scope).key), version, encode_line(orjson.dumps(values)))
+    line = _encode_record(recorded_at, orjson.dumps(values[1:])[1:])  # byte for byte as it was recorded
+    return StoredRecord(recorded_at, (kind, Scope.from_key(scope).key), version, line)
 
 
 class SnapshotFile:
@@ -363,7 +376,7 @@ class SnapshotFile:
             for path in (_build_temporary_path(obsolete), obsolete):
                 path.unlink(missing_ok=True)
 
-    def _read_all(self, more_lines: Iterable[bytes] = ()) -> tuple[dict[RecordKey, bytes], list[Path]]:
+    def _read_all(self, more_lines: Iterable[bytes] = ()) -> tuple[dict[RecordKey, StoredRecord], list[Path]]:
         """The newest records of all files and `more_lines`, and the files to be removed."""
         try:
             paths = [*self._folder.iterdir()]
