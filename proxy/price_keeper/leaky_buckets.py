@@ -45,20 +45,24 @@ class LeakyBuckets:
     def add(self, key: Hashable) -> float:
         """Try one attempt: return 0 if it is allowed, and count it; else how long until it is. A refused attempt is not
         counted, so it does not prolong the wait."""
-        return 0.0 if self.reserve(key, 0.0) is not None else self.wait_seconds(key)
+        now = self._now()
+        return 0.0 if self._take(key, 0, now) is not None else self._wait(key, now) / _NANOS_PER_SECOND
 
     def reserve(self, key: Hashable, max_wait_seconds: float) -> float | None:
         """Count the next attempt, and return how long it has to wait. None: nothing was counted, because that is longer
         than `max_wait_seconds`."""
-        now = self._now()
+        wait = self._take(key, round(max_wait_seconds * _NANOS_PER_SECOND), self._now())
+        return None if wait is None else wait / _NANOS_PER_SECOND
+
+    def _take(self, key: Hashable, max_wait: int, now: int) -> int | None:
         wait = max(0, self._wait(key, now))
-        if wait > round(max_wait_seconds * _NANOS_PER_SECOND):
+        if wait > max_wait:
             return None
         if key not in self._empty_at and len(self._empty_at) >= self._max_keys:
             fullest = sorted(self._empty_at.items(), key=lambda entry: entry[1], reverse=True)[: self._max_keys // 2]
             self._empty_at = {other: empty_at for other, empty_at in fullest if empty_at > now}
         self._empty_at[key] = self._read_empty_at(key, now) + self._interval
-        return wait / _NANOS_PER_SECOND
+        return wait
 
     def _now(self) -> int:
         return round(self._monotonic() * _NANOS_PER_SECOND)

@@ -26,6 +26,14 @@ async def test_add_beyond_the_burst_waits_for_the_leak() -> None:
     assert [buckets.add("a") for _ in range(4)] == [0, 0, 0, 10]
 
 
+def test_add_that_is_not_counted_has_a_wait_though_the_clock_moves_meanwhile() -> None:
+    times = iter([0.0, 1.0 - 1e-6, 1.0, 2.0])  # room comes between the second look and the third
+    buckets = LeakyBuckets(lambda: next(times), 1, 1.0, 100)
+    assert buckets.add("a") == 0
+    assert buckets.add("a") == pytest.approx(1e-6)
+    assert buckets.add("a") == 0
+
+
 @settings(max_examples=tries(100))
 @given(st.lists(st.integers(0, 40), max_size=60))
 def test_add_never_exceeds_burst_and_leak(waits: list[int]) -> None:
