@@ -405,6 +405,28 @@ def test_requested_tier_or_mode_without_a_price_is_refused(
     assert asked(body | more, operation, "openai", cost_ceiling.CallPrices(price_tables[:1]), headers=headers).pico
 
 
+@pytest.mark.parametrize(
+    ("operation", "more"),
+    [
+        (CHAT, {"service_tier": ["priority"]}),
+        (CHAT, {"service_tier": {"type": "priority"}}),
+        (CHAT, {"service_tier": 1}),
+        (CONVERSE, {"serviceTier": ["priority"]}),
+        (CONVERSE, {"serviceTier": [{"type": "priority"}]}),
+        (CONVERSE, {"serviceTier": 1}),
+        (CONVERSE, {"serviceTier": True}),
+        (CONVERSE, {"serviceTier": {"type": ["priority"]}}),
+        (CONVERSE, {"performanceConfig": {"latency": ["optimized"]}}),
+        (CONVERSE, {"performanceConfig": ["optimized"]}),
+    ],
+)
+def test_tier_or_mode_that_is_no_name_is_refused(operation: Operation, more: dict[str, Any]) -> None:
+    """It would count as the default, and what Bedrock makes of it is not known."""
+    body = said({"text": "a"}) if operation is CONVERSE else {"messages": [{"role": "user", "content": "a"}]}
+    assert "is text or left out; found" in refusal(body | more, operation, "openai")
+    assert asked(body | dict.fromkeys(more), operation, "openai").pico
+
+
 @pytest.mark.parametrize("tier", ["default", "standard", "auto", ""])
 def test_ordinary_tier_needs_no_price_of_its_own(tier: str) -> None:
     assert asked(said({"text": "a"}) | {"serviceTier": {"type": tier}}).pico

@@ -139,8 +139,12 @@ def _check_requested_prices(
 ) -> None:
     """Refuse a request for a service tier or latency mode without a price. Its answer would be charged at the dearest
     known price, and AWS may ask for more."""
-    tiers = (headers.get(TIER_HEADER), document.get("service_tier"), _read_inner(document, "serviceTier", "type"))
-    latencies = (headers.get(LATENCY_HEADER), _read_inner(document, "performanceConfig", "latency"))
+    tiers = (
+        headers.get(TIER_HEADER),
+        _require_name(document.get("service_tier"), "service_tier"),
+        _read_inner_name(document, "serviceTier", "type"),
+    )
+    latencies = (headers.get(LATENCY_HEADER), _read_inner_name(document, "performanceConfig", "latency"))
     for tier in map(normalize_tier, tiers):
         for latency in map(normalize_name, latencies):
             if any(table.prices_for(tier, latency) is None for table in price_tables):
@@ -149,9 +153,17 @@ def _check_requested_prices(
                 raise build_unbounded_error(what, "it has no price here")
 
 
-def _read_inner(document: Mapping[str, Any], name: str, inner_name: str) -> Any:
+def _read_inner_name(document: Mapping[str, Any], name: str, inner_name: str) -> str | None:
     value = document.get(name)
-    return value.get(inner_name) if type(value) is dict else value
+    if type(value) is dict:
+        return _require_name(value.get(inner_name), f"{name}.{inner_name}")
+    return _require_name(value, name)
+
+
+def _require_name(value: Any, name: str) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise InvalidRequest(f"this budget is hard: {name} is text or left out; found {_quote_value(value)}")
 
 
 # Units of guardrails.
