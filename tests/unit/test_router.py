@@ -94,8 +94,9 @@ async def test_path_with_several_routes_leads_to_the_most_fixed_one(
         "/x" * 40,
     ],
 )
-async def test_path_without_route_is_answered_404(port: str, path: str) -> None:
-    status, headers, body = await ask(port, "GET", path, Expect="a miracle")
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+async def test_path_without_route_is_answered_404(port: str, method: str, path: str) -> None:
+    status, headers, body = await ask(port, method, path, Expect="a miracle")
     assert (status, body["error"], body["message"]) == (404, "not_found", "there is no such path")
     assert headers["X-Request-Id"] == body["request_id"]
 

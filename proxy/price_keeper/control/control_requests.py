@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from decimal import Decimal
 from typing import Any, NoReturn
 from urllib.parse import parse_qsl, unquote
@@ -100,6 +100,15 @@ def read_path_parameters(template: str, raw_path: str) -> dict[str, str]:
     except ValueError:  # UnicodeDecodeError is one
         raise not_found("there is no such path") from None
     return path
+
+
+def require_path(templates: Iterable[str], raw_path: str) -> None:
+    """Raise ApiError (404) if the path is spelled like no template."""
+    for template in templates:
+        with suppress(ApiError):
+            read_path_parameters(template, raw_path)
+            return
+    raise not_found("there is no such path")
 
 
 def check_path_ids(path: Mapping[str, str]) -> None:

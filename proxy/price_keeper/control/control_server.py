@@ -56,6 +56,7 @@ from price_keeper.control.control_requests import (
     read_body,
     read_headers,
     read_path_parameters,
+    require_path,
 )
 from price_keeper.control.control_services import ControlServices
 from price_keeper.errors import Busy, ListenFailed, TooManyRequests
@@ -94,6 +95,7 @@ class ControlDispatcher:
         for route in sorted(routes, key=lambda route: route.path):
             for method in route.methods:
                 self.router.add_route(method, route.path.replace("}", ":[^/]*}"), partial(self._serve, route))
+        self._templates = {route.path for route in routes}
         self._now = now
         self._services: ControlServices | None = None
         self._body_budgets = BodyBudgets()
@@ -118,6 +120,9 @@ class ControlDispatcher:
                 raise not_found("there is no such path")
             routable_request = cast("web.Request", request)  # the router reads only its method and its path
             match = await self.router.resolve(routable_request)
+            # aiohttp resolves the decoded path, so another spelling of a path has its routes too.
+            if isinstance(match.http_exception, web.HTTPMethodNotAllowed):
+                require_path(self._templates, request.rel_url.raw_path)
             return await match.handler(routable_request)
         except Exception as failure:
             return _build_response(self.render_error(to_api_error(failure, request_id), request_id), headers)
