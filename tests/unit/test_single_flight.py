@@ -102,6 +102,37 @@ async def test_start_runs_in_the_background_and_callers_join_it() -> None:
     assert (await joined, load.count) == (1, 1)
 
 
+async def test_load_cancelled_before_it_begins_frees_its_key() -> None:
+    flights, load = SingleFlight[str, int](), GatedLoad()
+    load.gate.set()
+    before = asyncio.all_tasks()
+    flights.start("a", load)
+    (task,) = asyncio.all_tasks() - before
+    task.cancel()  # as `asyncio.run` does at its end
+    await settle()
+    assert (len(flights), load.count) == (0, 0)
+    assert await flights.get_or_load("a", load) == 1
+
+
+async def test_load_that_has_ended_is_joined_by_nobody() -> None:
+    """Not even in the turn in which it ended: what is asked for then may have changed since it was read."""
+    flights, in_same_turn, started = SingleFlight[str, int](), list[bool](), list[int]()
+
+    async def load() -> int:
+        started.append(1)
+        asyncio.get_running_loop().call_soon(at_the_end)
+        return 1
+
+    def at_the_end() -> None:  # is called before the callbacks of the task
+        in_same_turn.append("a" in flights)
+        if len(started) == 1:
+            flights.start("a", load)
+
+    flights.start("a", load)
+    await settle()
+    assert (in_same_turn, len(started), len(flights)) == ([False, False], 2, 0)
+
+
 async def test_start_failure_is_logged_once_without_its_message(caplog: pytest.LogCaptureFixture) -> None:
     flights, load = SingleFlight[str, int](), GatedLoad(OSError("secret of a caller"))
     flights.start("a", load)
