@@ -521,6 +521,25 @@ async def test_head_of_too_many_frames_ends_connection_though_they_are_empty() -
 
 
 @on_both_loops
+async def test_requests_with_large_heads_of_few_bytes_are_begun_over_several_turns() -> None:
+    """A header that is in the table already takes one byte."""
+    handler = GatedEcho()
+    handler.gate.set()
+    async with open_port(handler) as rig:
+        client = await rig.connect_http2()
+        cookies = [(b"cookie", b"c" * 200)] * 200
+        await client.call(more=cookies)
+        handler.started = 0
+        numbers = [client.open(more=cookies) for _ in range(20)]
+        data = client.h2.data_to_send() or b""
+        assert len(data) < 20 * 300
+        (connection,) = rig.listener._connections
+        connection.data_received(data)  # type: ignore[attr-defined]
+        assert handler.started == MAX_COST_PER_TURN // (200 * (6 + 200 + 32)) + 1
+        assert {(await client.answer(number)).status for number in numbers} == {200}
+
+
+@on_both_loops
 async def test_requests_of_one_connection_are_begun_over_several_turns() -> None:
     """Two thousand of them fit into one packet."""
     begun = 0

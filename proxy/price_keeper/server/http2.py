@@ -104,6 +104,7 @@ class Http2Connection(asyncio.Protocol):
         # A header list a little over the limit gets an error response; one far beyond it ends the connection.
         self._decoder = HeaderDecoder(2 * limits.head_bytes)
         self._is_receiving = False  # frames to be sent wait until what has arrived is processed
+        self._cost = 0  # of what this iteration of the event loop has processed
         self._is_yielding = False  # processing continues in the next iteration of the event loop
         self._buffered_bytes = 0  # memory reserved for a partial head and for bytes that are not processed yet
         self._head_frame: Frame | None = None  # the first of a head whose last frame has not arrived yet
@@ -174,12 +175,12 @@ class Http2Connection(asyncio.Protocol):
         must not monopolise the event loop."""
         self._release_buffered()  # from here it is counted as part of a request, or again at the end
         self._is_receiving = True
-        cost = 0
+        self._cost = 0
         try:
             while not self._is_closed and (frame := self._reader.read_frame()) is not None:
                 self._receive(frame)
-                cost += len(frame.payload) + (HEAD_COST if frame.type == HEADERS else FRAME_COST)
-                if cost > MAX_COST_PER_TURN:
+                self._cost += len(frame.payload) + (HEAD_COST if frame.type == HEADERS else FRAME_COST)
+                if self._cost > MAX_COST_PER_TURN:
                     self._yield_to_loop()
                     break
         except ProtocolViolation as violation:
@@ -188,7 +189,7 @@ class Http2Connection(asyncio.Protocol):
             self._is_receiving = False
         if self._is_closed:
             return
-        if cost:
+        if self._cost:
             self._last_activity_at = self.now()
         if self._grown_windows:
             self._pump_grown()
@@ -356,6 +357,7 @@ class Http2Connection(asyncio.Protocol):
         """`frame` is the first of the head, `block` the header block of all its frames."""
         stream_id = frame.stream_id
         headers = self._decoder.decode(block)  # in any case, or the table would not be the client's any more
+        self._cost += self._decoder.list_bytes  # one byte of the block may stand for kilobytes of the list
         is_last = bool(frame.flags & END_STREAM)
         if not self._may_apply(frame):
             return False

@@ -26,8 +26,8 @@ CALL_BYTES = 16 * 1024  # memory of a call beside its request; measured: 15 kB w
 SLICE_BYTES = 16 * 1024  # input is parsed in slices of this size, and limits are checked between them
 # Slices per connection and loop iteration: a slice of many tiny frames takes milliseconds, and all others wait for it.
 MAX_SLICES_PER_TURN = 4
-# What one HTTP/2 connection may have processed per loop iteration: the bytes of its frames, and a cost for each frame.
-# That is about 60 requests or 2,000 empty frames, a few milliseconds of either.
+# What one HTTP/2 connection may have processed per loop iteration: the bytes of its frames and of its decoded header
+# lists, and a cost for each frame. That is about 30 requests or 2,000 empty frames, a few milliseconds of either.
 MAX_COST_PER_TURN = SLICE_BYTES * MAX_SLICES_PER_TURN
 FRAME_COST = 32
 HEAD_COST = 1024
