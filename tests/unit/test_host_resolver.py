@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from price_keeper.upstream import connection_pool
 from price_keeper.upstream.connection_pool import HostResolver
 
 
@@ -55,6 +56,19 @@ async def test_cancelled_resolve_does_not_affect_others(resolver: Resolver) -> N
             await name.resolve()
     resolver.may_answer.set()
     assert await patient == ["127.0.0.1", "127.0.0.2"]
+
+
+async def test_hanging_lookup_is_given_up_and_not_joined_later(
+    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_pool, "CONNECT_TIMEOUT_SECONDS", 0.01)
+    name = HostResolver("bedrock.test", 80)
+    with pytest.raises(TimeoutError):
+        await name.resolve()
+    monkeypatch.undo()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [(socket.AF_INET, 1, 6, "", ("127.0.0.9", 80))])
+    async with asyncio.timeout(5):
+        assert await name.resolve() == ["127.0.0.9"]
 
 
 async def test_failed_lookup_is_shared_and_not_cached(resolver: Resolver) -> None:

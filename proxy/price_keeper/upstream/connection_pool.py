@@ -410,7 +410,8 @@ class HostResolver:
         return list(dict.fromkeys(address[0] for *_, address in infos))
 
     async def _look_up(self) -> list[Any]:
-        return await asyncio.to_thread(socket.getaddrinfo, self._host, self._port, 0, socket.SOCK_STREAM)
+        async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):  # or all later callers would join one that hangs
+            return await asyncio.to_thread(socket.getaddrinfo, self._host, self._port, 0, socket.SOCK_STREAM)
 
 
 def _is_address(host: str) -> bool:
