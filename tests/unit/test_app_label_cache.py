@@ -158,6 +158,31 @@ async def test_hanging_store_delays_a_caller_once(rig: Rig, monkeypatch: pytest.
     assert await rig.names(who) == ["fast"]
 
 
+async def test_failed_load_of_an_evicted_app_makes_its_next_calls_wait_no_longer(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    who, gate = app(), asyncio.Event()
+
+    async def hangs(_: str) -> None:
+        rig.store.before_call = None
+        await gate.wait()
+        rig.store.is_away = True
+
+    rig.store.before_call = hangs
+    first = asyncio.create_task(rig.own.get(who))
+    await settle()
+    monkeypatch.setattr(limits, "MAX_APPS", 1)
+    await rig.own.get(app())
+    monkeypatch.undo()
+    assert rig.own.cached(who) is None  # it was evicted
+    gate.set()
+    assert await first is UNREAD_PROFILES
+    rig.store.calls.clear()
+    for _ in range(10):
+        assert await rig.own.get(who) is UNREAD_PROFILES
+    assert rig.store.calls == []
+
+
 async def test_labels_read_earlier_replace_nothing_newer(rig: Rig) -> None:
     who, gate = app(), asyncio.Event()
     scope = Scope(who.org, "web")

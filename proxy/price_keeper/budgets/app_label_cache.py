@@ -114,7 +114,7 @@ class AppLabelCache:
                 self._start_loading(key, entry)
                 await self._loads.wait(key)
         except TimeoutError:
-            entry.is_load_slow = key in self._loads
+            self._entries.get(key, entry).is_load_slow = key in self._loads
         return self._entries.get(key, entry).labels  # the entry may have been evicted meanwhile
 
     async def get(self, caller: Caller) -> AppProfiles:
@@ -183,15 +183,16 @@ class AppLabelCache:
     def _start_loading(self, key: _AppKey, entry: _AppEntry) -> None:
         if key not in self._loads:
             entry.is_load_slow = False
-            self._loads.start(key, lambda: self._load(key, entry))
+            entry.refresh_at = self._clock.monotonic() + STORE_RETRY_SECONDS
+            self._loads.start(key, lambda: self._load(key))
 
-    async def _load(self, key: _AppKey, entry: _AppEntry) -> None:
+    async def _load(self, key: _AppKey) -> None:
         scope, began = Scope(*key), self._clock.monotonic()
-        entry.refresh_at = began + STORE_RETRY_SECONDS
         try:
             app = await self._store.get(schema.app_config_key(*key), consistent=True)
             await self.refresh(scope, app, began)
         except Exception as failure:  # whatever the failure, waiting calls need an answer
+            entry = self._get_or_add(key)  # the one that the load began with may have been evicted
             if not entry.is_stale:
                 reason = str(failure) if isinstance(failure, StoreError) else type(failure).__name__
                 _log.warning(
@@ -199,9 +200,11 @@ class AppLabelCache:
                     scope.key,
                     reason,
                 )
-            entry.stale_at, entry.is_stale = NEVER, True  # no call waits for a store that does not answer
+            # No call waits for a store that does not answer.
+            entry.stale_at, entry.is_stale = NEVER, True
+            entry.refresh_at = began + STORE_RETRY_SECONDS
         finally:
-            entry.is_load_slow = False
+            self._get_or_add(key).is_load_slow = False
 
 
 def _list_reserved_names(labels: Mapping[str, LabelConfig]) -> frozenset[str]:
