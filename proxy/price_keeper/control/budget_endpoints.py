@@ -22,8 +22,7 @@ from price_keeper.control.body_fields import TIMESTAMP_FIELD, BodyFields, free_t
 from price_keeper.control.control_requests import SMALL_BODY_BYTES
 from price_keeper.control.control_services import ControlServices
 from price_keeper.control.org_endpoints import load_app, load_org
-from price_keeper.domain import Caller, Scope, build_client_id
-from price_keeper.ledger.ledger_entries import PICO_PER_MICRO
+from price_keeper.domain import PICO_PER_MICRO, Caller, Scope, build_client_id
 from price_keeper.org_calendar import PeriodSpan, find_span
 from price_keeper.reports import money
 from price_keeper.reports.settings_report import SettingsReport, format_utc

@@ -18,10 +18,10 @@ from price_keeper.control.body_fields import TIMESTAMP_FIELD, BodyFields, FieldT
 from price_keeper.control.budget_endpoints import LABEL_FIELD
 from price_keeper.control.control_requests import SMALL_BODY_BYTES
 from price_keeper.control.control_services import ControlServices
-from price_keeper.domain import Caller, build_client_id
+from price_keeper.domain import PICO_PER_MICRO, Caller, build_client_id
 from price_keeper.errors import StoreUnavailable
 from price_keeper.ledger.counter_writes import DAY_SECONDS, to_micros
-from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, Counter
+from price_keeper.ledger.ledger_entries import Counter
 from price_keeper.ledger.usage_submissions import (
     MAX_SUBMISSION_AGE_SECONDS,
     ChargedSubmission,

@@ -14,8 +14,6 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 
-from price_keeper.domain import PICO_PER_MICRO as PICO_PER_MICRO
-
 _MAX_PENDING: Final = 200
 
 

@@ -13,7 +13,8 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from price_keeper.budgets import label_policy
-from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, Counter
+from price_keeper.domain import PICO_PER_MICRO
+from price_keeper.ledger.ledger_entries import Counter
 from price_keeper.reports import money
 from price_keeper.reports.settings_report import format_utc
 
