@@ -294,7 +294,7 @@ async def test_call_above_cost_ceiling_is_logged_and_paid(
             assert held is not None
             held.on_completed(Receipt(UsageCounts(1, pico=400)))
             assert lease.free < 0
-        assert caplog.text.count("cost 400 pico-dollars") == 1
+        assert caplog.text.count("cost 0.000000000400 USD") == 1
         assert await reserve_after(world, lease, 10)
         assert lease.free >= 0
         assert await reserve_after(world, lease, 900) is None

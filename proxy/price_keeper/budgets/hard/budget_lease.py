@@ -389,7 +389,7 @@ class BudgetLease:
         if not self._has_logged_excess:
             self._has_logged_excess = True
             message = (
-                "a call of hard budget %s cost %.9f USD, more than its ceiling of %.9f USD; "
+                "a call of hard budget %s cost %.12f USD, more than its ceiling of %.12f USD; "
                 "the excess is charged to the budget, and further cases of it are not logged"
             )
             _log.error(message, " ".join(self.key), actual / PICO_PER_USD, ceiling / PICO_PER_USD)
