@@ -184,6 +184,8 @@ REFUSED: list[tuple[dict[str, Any], str, int, str]] = [
     ({"data": GRANT | {"client_secret": "x"}}, "shop", 400, "invalid_request"),
     ({"data": GRANT | {"client_id": "org-x"}}, "shop", 400, "invalid_request"),
     ({"data": GRANT, "headers": {"Authorization": "Basic ###"}}, "", 401, "invalid_client"),
+    ({"data": GRANT, "headers": {"Authorization": b"Basic \xe9\xc3\xa9"}}, "", 401, "invalid_client"),
+    ({"data": GRANT, "headers": {"Authorization": b"Basic /w=="}}, "", 401, "invalid_client"),
     ({"data": "grant_type=client_credentials&grant_type=client_credentials"}, "shop", 400, "invalid_request"),
     ({"data": b"grant_type=\xff"}, "shop", 400, "invalid_request"),
     ({"data": "&".join(f"a{number}=1" for number in range(100))}, "shop", 400, "invalid_request"),

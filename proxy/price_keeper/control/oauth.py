@@ -7,7 +7,6 @@ errors of this API, as ever. START HERE: `is_standard` and `read_client`.
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -63,7 +62,7 @@ def read_client(request: ApiRequest) -> ClientPair | None:
         return ClientPair(**in_body) if len(in_body) == 2 else None
     try:
         text = base64.b64decode(basic, validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # binascii.Error and UnicodeDecodeError are; a header that is not ASCII raises it alone
         raise oauth_error("invalid_client", "the Basic credentials are not base64 of client_id:client_secret") from None
     client_id, _, secret = text.partition(":")
     # Both are form-encoded by the standard, which many clients omit: a secret has a '+' of its own, but never a '%'.
