@@ -124,6 +124,31 @@ async def test_org_key_cannot_make_or_remove_keys_submit_usage_or_set_prices(api
         assert (await ask_with(api, key, method, path, body)).status == 403, path
 
 
+async def log_in(api: ControlHarness, org: str) -> tuple[str, str]:
+    """The id of a session of the org's client, and an access token of it."""
+    path = f"/api/v1/orgs/{org}/credentials"
+    issued = (await api.ask("POST", f"{path}/rotate", {})).body
+    token = {"X-Retrieval-Token": issued["secret_retrieval_token"]}
+    pair = (await api.ask("GET", f"{path}/secret", who=None, headers=token)).body
+    tokens = (await api.ask("POST", "/auth/token", pair, who=None)).body
+    return tokens["session_id"], tokens["access_token"]
+
+
+async def test_org_key_ends_its_own_sessions_and_by_no_id_the_tokens_of_another_org(api: ControlHarness) -> None:
+    key = await make_key(api)
+    for org, status in ((ORG, 401), (OTHER, 200)):
+        sid, token = await log_in(api, org)
+        bearer = {"Authorization": f"Bearer {token}"}
+        answers = [await ask_with(api, key, "DELETE", f"{API}/sessions/{sid}") for _ in range(2)]
+        if org == ORG:
+            assert [(each.status, each.body) for each in answers] == [(200, {"ended": 1}), (200, {"ended": 0})]
+        else:
+            assert [each.status for each in answers] == [404, 404]
+            assert (await ask_with(api, key, "DELETE", f"{API}/apps/shop/sessions/{sid}")).status == 404
+            assert await api.store.get(schema.revoked_session_key(sid), consistent=True) is None
+        assert (await api.ask("GET", f"/api/v1/orgs/{org}", who=None, headers=bearer)).status == status
+
+
 async def test_org_key_begins_no_session_of_the_status_page(api: ControlHarness) -> None:
     """Such a session would be the administrator's of all orgs."""
     key = await make_key(api)

@@ -183,9 +183,19 @@ async def end_session(services: ControlServices, request: ApiRequest) -> ApiResp
     was_live = await services.sessions.end(scope, sid, audit)
     if was_live is not None:
         return ApiResponse({"ended": int(was_live)})
+    if request.principal.is_org_admin:
+        await _require_own_revocation(services, scope, sid)
     if not await services.sessions.revoke_tokens(scope, sid, audit):
         raise not_found("there is no such client")
     return ApiResponse({"ended": 0})
+
+
+async def _require_own_revocation(services: ControlServices, scope: Scope, sid: str) -> None:
+    """Raise ApiError (404) unless the id is known to be of a revoked session of this client. Access tokens are refused
+    by their session's id alone, so an org's key could otherwise revoke tokens of another org."""
+    client_id = build_client_id(scope.org, scope.app)
+    if await services.revocation.find_revocation(client_id, sid) is None:
+        raise not_found(f"no session of {client_id} has this id; tokens of one that is over end with all its sessions")
 
 
 async def get_revocation(services: ControlServices, request: ApiRequest) -> ApiResponse:
