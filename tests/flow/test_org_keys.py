@@ -15,6 +15,7 @@ from price_keeper.auth.client_secrets import HASH_CACHE_SECONDS
 from price_keeper.auth.throttles import FAILURE_BURST
 from price_keeper.control import api as api_module
 from price_keeper.control.api_types import AccessLevel, ApiRoute
+from price_keeper.control.control_connections import ConnectionPeer, ConnectionRegistry, SlotClass
 from price_keeper.control.readiness_checks import Readiness
 from price_keeper.stores import schema
 from price_keeper.telemetry.metrics import MetricsRegistry
@@ -255,6 +256,26 @@ async def test_flood_of_wrong_org_keys_is_slowed_down_and_the_right_one_always_s
     assert statuses == [401] * FAILURE_BURST + [429] * 5
     assert (await ask_with(api, key, "GET", API)).status == 200
     assert (await api.ask("GET", API)).status == 200  # the administrator's own limit is another
+
+
+async def test_invented_org_key_waits_for_the_store_in_a_slot_of_the_unverified(
+    api: ControlHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everywhere that a key can be shown: otherwise invented keys could take the slots of clients."""
+    invented = f"pkorg.{ORG}.{b64encode(secrets.token_bytes(32)).decode()}"
+    taken: list[SlotClass] = []
+    acquire = ConnectionRegistry.acquire_slot
+
+    def note(registry: ConnectionRegistry, connection: ConnectionPeer, slot_class: SlotClass) -> bool:
+        taken.append(slot_class)
+        return acquire(registry, connection, slot_class)
+
+    monkeypatch.setattr(ConnectionRegistry, "acquire_slot", note)
+    page = {"X-Price-Keeper-Page": "1", "Origin": api.url}
+    body = {"kind": "admin", "secret": f" {invented}"}
+    assert (await api.ask("POST", "/status/session", body, who=None, headers=page)).status == 401
+    assert (await ask_with(api, invented.replace(ORG, OTHER), "GET", API)).status == 401
+    assert taken == [SlotClass.UNVERIFIED] * 2
 
 
 async def test_invented_org_keys_cost_reads_at_a_pace_and_no_comparison(

@@ -6,6 +6,7 @@ No script can read the cookie, no other site can cause it to be sent, and only r
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from multidict import CIMultiDict
@@ -60,6 +61,13 @@ async def _begin_session(
         return services.page_sessions.begin_for_admin(now)
     await services.authenticator.authenticate(CIMultiDict({AUTHORIZATION_HEADER: f"Bearer {secret}"}), request.address)
     return services.page_sessions.begin_for_client(secret, now)
+
+
+def _may_key_be_forged(services: ControlServices, request: ApiRequest) -> bool:
+    body = request.body if isinstance(request.body, Mapping) else {}
+    kind, secret = body.get("kind"), body.get("secret")
+    headers = CIMultiDict({API_KEY_HEADER: secret.strip()} if kind == ADMIN_KIND and isinstance(secret, str) else {})
+    return services.authenticator.may_be_forged(headers)
 
 
 async def get_page_session(services: ControlServices, request: ApiRequest) -> ApiResponse:
@@ -148,6 +156,7 @@ SIGN_IN_ROUTES = (
         body_schema="PageSignIn",
         max_body_bytes=MAX_ANONYMOUS_BODY_BYTES,
         is_authenticated_by_secret=True,
+        may_be_forged=_may_key_be_forged,
     ),
     _build_session_route("DELETE", "endPageSession", "Sign out", sign_out, is_authenticated_by_secret=True),
 )
