@@ -313,6 +313,19 @@ async def test_inference_profile_becomes_app_label(api: ControlHarness) -> None:
     assert (await api.ask("POST", f"{API}/apps/ghost/inference-profiles", PROFILE)).status == 404
 
 
+async def test_selection_label_without_quota_is_unlimited_and_takes_over(api: ControlHarness) -> None:
+    await api.put_app("some", quotas={"premium": 6000})
+    path = f"{API}/apps/some"
+    premium, economy = (await selection(api, path))["labels"]
+    assert (premium["quota_usd_micros"], economy["quota_usd_micros"], economy["quota_pct"]) == (6000, None, None)
+    assert (await api.ask("POST", f"{path}/usage", ONE)).status == 201  # all of premium's quota
+    told = await selection(api, path, force_check="true")
+    assert (told["active_label"], [each["served_by"] for each in told["labels"]]) == ("economy", ["economy"] * 2)
+    assert [each["mode"] for each in told["labels"]] == ["EXCEEDED", "NORMAL"]
+    query = "label=premium&quota_usd_micros=1"
+    assert (await api.ask("GET", f"{path}/what-if?{query}")).body["as_it_would_be"]["serves"] == "economy"
+
+
 async def test_model_selection_query_counts_no_call(api: ControlHarness, caplog: pytest.LogCaptureFixture) -> None:
     await api.put_app("spent", quotas={"premium": 0, "economy": 0})
     selection_report = await selection(api, f"{API}/apps/spent")

@@ -51,6 +51,8 @@ CASES: list[tuple[str, str, Any]] = [
     ("budgets", f"lineOf({json.dumps(ROW | {'labels': [FIGURES], 'serves': None})}).text".replace("None", "null"),
      "all spent: calls are refused"),
     ("budgets", "lineOf({serves: null, active_label: null, labels: []}).text", "no budget"),
+    ("budgets", f"lineOf({json.dumps(ROW | {'labels': [FIGURES], 'serves': 'economy'})}).text"
+     .replace("False", "false"), "economy, unlimited"),
     ("budgets", "['#x', '', '#6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b', '#6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b/a%20b', "
      "'#6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b/%'].map(placeOf)",
      [None, None, {"org": "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b", "app": None},

@@ -53,7 +53,6 @@ def test_first_affordable_label_serves(
     under_way: dict[str, int],
     is_specific: bool,
 ) -> None:
-    quotas = dict.fromkeys(ordering, 2) | quotas
     plan = replace(PLAN, ordering=tuple(ordering), quotas=quotas)
     state = BudgetState(SCOPE, DAY, plan, CONFIGURED, lambda: {label: (pico, 0) for label, pico in spent.items()})
     state.apply_settings(plan, active)
@@ -74,13 +73,12 @@ def test_first_affordable_label_serves(
 def test_active_label_only_moves_down_and_stops_where_quota_is_left(
     ordering: list[str], spends: list[dict[str, int]], quotas: dict[str, int]
 ) -> None:
-    quotas = {label: quotas.get(label, 0) for label in ordering}
     spent, active = dict.fromkeys(ordering, 0), 0
     for more in spends:
         spent = {label: spent[label] + more.get(label, 0) for label in ordering}
         before, active = active, label_policy.advance_active_index(active, ordering, spent.__getitem__, quotas)
         assert active >= before
-        left = [at for at in range(before, len(ordering)) if spent[ordering[at]] < quotas[ordering[at]]]
+        left = [at for at in range(before, len(ordering)) if spent[ordering[at]] < quotas.get(ordering[at], 10**9)]
         assert active == (left[0] if left else max(before, len(ordering) - 1))
 
 
@@ -90,3 +88,17 @@ def test_percent_is_hundred_exactly_when_quota_is_spent(spent: int, quota: int, 
     assert (percent >= 100) == (spent >= quota) == (mode is Mode.EXCEEDED)
     if mode is not Mode.EXCEEDED:
         assert (mode is Mode.TIGHT) == (percent >= tight)
+
+
+@pytest.mark.parametrize("enforcement", ["soft", "hard"])
+def test_decision_unlimited_label_serves_when_those_before_it_are_spent(enforcement: str) -> None:
+    plan = replace(PLAN, ordering=("a", "b"), quotas={"a": 2}, enforcement=enforcement)  # type: ignore[arg-type]
+    budget = BudgetState(SCOPE, DAY, plan, CONFIGURED, lambda: {"a": (2, 0)})
+    assert budget.decide("a", False) == budget.decide_hard("a", False, ()) == ("b", Mode.NORMAL, None, None)
+    assert budget.decide_hard("a", False, {"a"}).label == "b"
+    assert (budget.find_next_active(0), budget.find_next_active(1)) == (1, None)
+    # Its body is written for another format, so that label alone may serve.
+    with pytest.raises(InvalidRequest, match=r"format anthropic has quota left; .* served by b \(nova\)"):
+        budget.decide("a", True)
+    with pytest.raises(QuotaExceeded, match=r"is spent: a .* of .* USD; it resets"):
+        budget.decide_hard("a", True, {"a"})

@@ -62,7 +62,7 @@ def merged(org: dict[str, Any], app: dict[str, Any]) -> dict[str, Any]:
         own = {name: value for name, value in own.items() if name not in _OF_THE_BUDGET}
     defaults: dict[str, Any] = {
         "model_ordering": [],
-        "quotas": {},
+        "quotas": None,
         "sticky_fallback_enabled": True,
         "enforcement": "soft",
         "tight_mode_threshold_pct": 95,
@@ -75,7 +75,8 @@ def merged(org: dict[str, Any], app: dict[str, Any]) -> dict[str, Any]:
         "agg_shard_count": 8,
     }
     found = defaults | org | own
-    found["quotas"] = dict.fromkeys(found["model_ordering"], 0) | found["quotas"]
+    if found["quotas"] is None:  # nobody named any
+        found["quotas"] = dict.fromkeys(found["model_ordering"], 0)
     found["version"] = org.get("version", 0) + own.get("version", 0)
     normal = found["refresh_interval_normal_secs"]
     found["refresh_interval_tight_secs"] = min(found["refresh_interval_tight_secs"], normal)
@@ -116,9 +117,13 @@ _MALFORMED = st.dictionaries(st.sampled_from([*_ORGS, "settled", "settled_until_
 
 @settings(max_examples=tries(150))
 @given(org=_MALFORMED, app=_MALFORMED)
-def test_hand_written_settings_give_every_label_a_quota(org: Any, app: Any) -> None:
+def test_settings_written_by_hand_unlimited_labels_are_those_usable_quotas_do_not_name(org: Any, app: Any) -> None:
     plan = resolve_settings(org, app, DEFAULTS, DEFAULT_ALERT_THRESHOLDS, NOW)
-    assert set(plan.ordering) <= plan.quotas.keys()
+    items = (app, org) if plan.quota_scope == "APP" else (org,)
+    quotas = next((item["quotas"] for item in items if item.get("quotas") is not None), None)
+    for label in set(plan.ordering) - plan.quotas.keys():
+        assert isinstance(quotas, dict)
+        assert label not in quotas
     assert all(isinstance(quota, int) and quota >= 0 for quota in plan.quotas.values())
     assert 0 < plan.tight_secs <= plan.normal_secs
     for item in (org, app) if plan.quota_scope == "APP" else (org,):

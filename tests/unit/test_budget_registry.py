@@ -231,7 +231,9 @@ async def test_app_settings_override_org_settings(one: BudgetSidecar, exact_stor
     await put_budget(exact_store, who.org, QUOTAS)
     await put_item(exact_store, schema.app_config_key(who.org, "web"), model_ordering=["economy"])
     assert (await one.decide(who, "economy")).label == "economy"
-    await put_item(exact_store, schema.app_config_key(who.org, "batch"), quotas={"economy": 1_000_000})
+    await put_item(
+        exact_store, schema.app_config_key(who.org, "batch"), quotas={"premium": 0, "standard": 0, "economy": 1_000_000}
+    )
     batch = new_caller("batch", who.org)
     assert await one.spend(batch, 2 * USD) == "economy"
     with pytest.raises(QuotaExceeded, match="premium 0 of 0 USD, standard 0 of 0 USD, economy 2 of 1 USD"):

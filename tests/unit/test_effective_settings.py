@@ -99,7 +99,6 @@ def test_tight_interval_is_never_longer_than_normal() -> None:
 # What was written by hand.
 
 MONEY = [
-    ({"quotas": {"premium": 5}}, ("premium", "economy"), {"premium": 5 * MICRO, "economy": 0}),
     ({"quotas": None}, ("premium", "economy"), {"premium": 0, "economy": 0}),
     ({"quotas": "5"}, ("premium", "economy"), {"premium": 0, "economy": 0}),
     ({"quotas": {"premium": "5", "economy": True}}, ("premium", "economy"), {"premium": 0, "economy": 0}),
@@ -126,6 +125,13 @@ def test_invalid_quota_fails_closed(written: dict[str, Any], ordering: tuple[str
     if None not in written.values():  # which in an app would leave it to the org
         of_app = plan(ORG, {"model_ordering": ["premium", "economy"]} | written)
         assert (of_app.ordering, of_app.quotas) == (ordering, quotas)
+
+
+@pytest.mark.parametrize("app", [None, {"quotas": {"premium": 5}}, {"model_ordering": ["premium", "economy"]}])
+def test_settings_quotas_without_a_label_of_the_ordering_leave_it_unlimited(app: Any) -> None:
+    found = plan(ORG | {"quotas": {"premium": 5}}, app)
+    assert (found.ordering, found.quotas, found.problems) == (("premium", "economy"), {"premium": 5 * MICRO}, ())
+    assert plan(ORG | {"quotas": {}}).quotas == {}
 
 
 PASSED_OVER = [

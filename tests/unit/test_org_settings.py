@@ -124,7 +124,6 @@ SINGLE = [
     ({"model_ordering": []}, "model_ordering: expected a list of 1 to 32 labels, found 0 of them"),
     ({"model_ordering": ["premium"] * 33}, "model_ordering: expected a list of 1 to 32 labels, found 33 of them"),
     ({"model_ordering": "premium"}, 'model_ordering: expected a list of 1 to 32 labels, found "premium"'),
-    ({"quotas": {"premium": 1}}, "quotas: each label of the ordering has one; missing: economy"),
     ({"quotas": [1]}, "quotas: expected a mapping of labels to micro-USD, found [1]"),
     ({"quotas": {"premium": True, "economy": 0}}, "quotas.premium: expected whole micro-USD"),
     ({"quotas": {"premium": 10**15 + 1, "economy": 0}}, "quotas.premium: expected whole micro-USD"),
@@ -158,18 +157,13 @@ def test_shard_count_is_fixed_at_creation() -> None:
     assert refused(BODY | {"agg_shard_count": 16}, {}) == ("agg_shard_count: fixed at 8 when the org was made",)
 
 
-def test_app_quotas_must_match_effective_ordering() -> None:
+def test_settings_quotas_naming_fewer_labels_than_the_ordering_are_accepted() -> None:
     name = {"app_name": "Shop"}
-    assert app_refused(name | {"quotas": {"premium": 1}}) == (
-        "quotas: each label of the ordering, which is the org's, has one; missing: economy",
-    )
-    assert app_refused(name | {"model_ordering": ["premium", "standard"]}) == (
-        "quotas: each label of the ordering has one; missing: standard",
-    )
-    good = name | {"model_ordering": ["standard"], "quotas": {"standard": 1}}
-    assert validate_app(good, LABELS, BODY) == good
-    assert validate_app(name | {"model_ordering": ["economy"]}, LABELS, BODY)["model_ordering"] == ["economy"]
-    assert app_refused(name | {"model_ordering": ["standard"]}, {})[0].endswith("missing: standard")
+    for quotas in ({"premium": 1}, {}):
+        assert org(BODY | {"quotas": quotas})["quotas"] == quotas
+        assert validate_app(name | {"quotas": quotas}, LABELS, BODY)["quotas"] == quotas
+    ordering = name | {"model_ordering": ["premium", "standard"]}
+    assert validate_app(ordering, LABELS, BODY) == ordering
 
 
 def test_app_labels_may_have_quotas_with_own_budget() -> None:
@@ -360,15 +354,20 @@ async def test_pending_change_cannot_be_changed_shortly_before_it_applies() -> N
 
 async def test_app_is_validated_again_when_org_changed_concurrently() -> None:
     put = Put1()
-    await put.org(model_ordering=["premium"], quotas={"premium": 1})
+    await put.org()
+    arn = "arn:aws:bedrock:us-east-1:123456789012:inference-profile/us.amazon.nova-lite-v1:0"
+    profile: Item = {"inference_profile_arn": arn, "format": "nova", "prices_usd_per_1m": {"input": 1, "output": 2}}
+    await put.app({"app_name": "Shop"})
+    await put.store.put(Put(schema.inference_profile_key(ACME, "shop", "fast"), profile))
+    await put.store.update(Update(schema.app_config_key(ACME, "shop"), set={"profiles_made": 1}))
 
     async def overtake() -> None:
-        await put.org()  # whose ordering has one label more
+        await put.org(quota_scope="ORG")  # where labels of an app's own have no quotas
 
     put.memory.before_next_transaction = overtake
-    with pytest.raises(InvalidSettings, match="missing: economy"):
-        await put.app({"app_name": "Shop", "quotas": {"premium": 1}})
-    assert schema.app_config_key(ACME, "shop") not in put.memory.items
+    with pytest.raises(InvalidSettings, match="all apps share one budget"):
+        await put.app({"app_name": "Shop", "quotas": {"fast": 1}})
+    assert "quotas" not in put.memory.items[schema.app_config_key(ACME, "shop")]
 
 
 async def test_put_losing_race_reads_again() -> None:

@@ -419,7 +419,7 @@ class BudgetState:
     def _build_route(self, label: str, is_format_specific: bool) -> tuple[_FallbackStep, ...]:
         format, quotas = self._labels[label].format, self.settings.quotas
         route = tuple(
-            _FallbackStep(each, self._trackers.get(each, _UNLIMITED), quotas.get(each))
+            _FallbackStep(each, self._find_tracker(each), quotas.get(each))
             for each in self._find_candidates(label)
             if each in self._labels and (not is_format_specific or self._labels[each].format == format)
         )
@@ -443,7 +443,7 @@ class BudgetState:
         with_quota_left = [
             each
             for each in candidates
-            if each in self._labels and self.get_tracker(each).committed < self.settings.quotas[each]
+            if each in self._labels and self._has_quota_left(each, self._find_tracker(each).committed)
         ]
         if with_quota_left:
             format = self._labels[requested].format
@@ -456,15 +456,17 @@ class BudgetState:
         """TooManyRequests if calls in flight only reserve the rest, as they may cost less in the end; else
         QuotaExceeded."""
         self._counters.refusals += 1
-        quotas, ordering = self.settings.quotas, self.settings.ordering
-        in_flight_only = [label for label in candidates if self.get_tracker(label).spent < quotas[label]]
+        ordering = self.settings.ordering
+        in_flight_only = [label for label in candidates if self._has_quota_left(label, self._find_tracker(label).spent)]
         if in_flight_only:
             expected = f"calls in flight are expected to use what is left of the quota of {self.scope.key}"
             message = f"{expected}: {self.format_amounts(in_flight_only)} spent"
             return TooManyRequests(message, retry_after=IN_FLIGHT_RETRY_SECONDS)
         chain = ordering[ordering.index(requested) :] if requested in ordering else (requested,)
         shown_labels = [
-            label for label in chain if label in candidates or self.get_tracker(label).spent >= quotas[label]
+            label
+            for label in chain
+            if label in candidates or not self._has_quota_left(label, self._find_tracker(label).spent)
         ]
         return QuotaExceeded(
             f"the quota of {self.scope.key} for {self.span.key} is spent: {self.format_amounts(shown_labels)}; "
@@ -479,7 +481,16 @@ class BudgetState:
     def format_amounts(self, labels: Iterable[str]) -> str:
         return ", ".join(f"{label} {self._format_amount(label)}" for label in labels)
 
+    def _find_tracker(self, label: str) -> SpendTracker:
+        return self._trackers.get(label, _UNLIMITED)
+
+    def _has_quota_left(self, label: str, used: int) -> bool:
+        quota = self.settings.quotas.get(label)
+        return quota is None or used < quota
+
     def _format_amount(self, label: str) -> str:
+        if label not in self.settings.quotas:
+            return "unlimited"
         return f"{_format_usd(self.get_tracker(label).spent)} of {_format_usd(self.settings.quotas[label])} USD"
 
     def _log_change(self, requested: str, is_format_specific: bool, serving: str | None) -> None:

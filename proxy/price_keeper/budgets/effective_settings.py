@@ -6,8 +6,8 @@
     everything else   an app's own over its org's
 
 Items may have been written by hand. A value that cannot be used is ignored and listed in `problems`. Where money is
-concerned nothing may be spent then: a label of the ordering without a usable quota has a quota of zero, and an
-ordering without any usable label lets no label serve.
+concerned nothing may be spent then: an unusable quota is a quota of zero, and an ordering without any usable label lets
+no label serve. A label that usable `quotas` do not name is unlimited.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class EffectiveSettings:
     shards: int
     period: Period
     ordering: tuple[str, ...]
-    quotas: Mapping[str, int]  # pico-dollars; also of labels outside the ordering
+    quotas: Mapping[str, int]  # pico-dollars; also of labels outside the ordering. A label without one is unlimited
     is_sticky: bool
     enforcement: Enforcement
     tight_pct: int
@@ -133,14 +133,15 @@ def _read_budget(items: Sequence[SettingsItem], problems: list[str]) -> tuple[tu
     ordering_value = read_first(items, "model_ordering", lambda value: (value,))
     ordering = () if ordering_value is None else _read_ordering(ordering_value[0], problems)
     quotas_value = read_first(items, "quotas", lambda value: (value,))
-    if quotas_value is not None and not isinstance(quotas_value[0], Mapping):
-        problems.append(f"quotas: expected a mapping, found {format_value(quotas_value[0])}; nothing may be spent")
+    if quotas_value is None and not ordering:
+        return ordering, {}
+    if quotas_value is None or not isinstance(quotas_value[0], Mapping):
+        found = "none" if quotas_value is None else format_value(quotas_value[0])
+        problems.append(f"quotas: expected a mapping, found {found}; nothing may be spent")
         return ordering or (UNUSABLE_ORDERING_LABEL,), dict.fromkeys(ordering or (UNUSABLE_ORDERING_LABEL,), 0)
-    quotas = {} if quotas_value is None else _read_quotas(quotas_value[0], problems)
-    for label in ordering:
-        if label not in quotas:
-            problems.append(f"quotas: none for {label}, so nothing may be spent on it")
-            quotas[label] = 0
+    quotas = _read_quotas(quotas_value[0], problems)
+    if ordering == (UNUSABLE_ORDERING_LABEL,):
+        quotas[UNUSABLE_ORDERING_LABEL] = 0
     return ordering, quotas
 
 

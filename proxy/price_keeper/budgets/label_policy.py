@@ -6,7 +6,8 @@
     any label, if the scope has no chain           that label, without a budget
     anything else                                  none
 
-The first of these labels serves whose request format fits and whose quota is not spent. A caller who asks for a
+The first of these labels serves whose request format fits and whose quota is not spent; a label of the chain without a
+quota is unlimited. A caller who asks for a
 cheaper label gets it and is never moved up. The active label advances when it is spent, and goes back by an
 override alone.
 """
@@ -37,9 +38,10 @@ def find_candidates(requested: str, ordering: Sequence[str], quotas: Mapping[str
 def advance_active_index(
     active: int, ordering: Sequence[str], spent: Callable[[str], int], quotas: Mapping[str, int]
 ) -> int:
-    """The index of the first label from `active` on that has quota left; the last label if none has."""
+    """The index of the first label from `active` on that has quota left, or no quota; the last label if none has."""
     for index in range(active, len(ordering)):
-        if spent(ordering[index]) < quotas[ordering[index]]:
+        quota = quotas.get(ordering[index])
+        if quota is None or spent(ordering[index]) < quota:
             return index
     return max(active, len(ordering) - 1)
 

@@ -174,7 +174,6 @@ def validate_org(body: Any, labels: Sequence[str], before: Item | None, defaults
     InvalidSettings."""
     validator = _Validator(labels)
     found = validator.validate(body, _ORG_READERS, ORG_SETTINGS, _REQUIRED_ORG_SETTINGS)
-    validator.check_quotas_complete(found.get("model_ordering"), found.get("quotas"))
     shard_count = _find_shard_count(before, defaults)
     if found.get("agg_shard_count", shard_count) not in (shard_count, _INVALID) and before is not None:
         validator.add_mistake("agg_shard_count", f"fixed at {shard_count} when the org was made")
@@ -188,10 +187,6 @@ def validate_app(body: Any, labels: Sequence[str], org: Item, app_labels: Sequen
     is_shared = org.get("quota_scope") == "ORG"
     validator = _Validator(labels if is_shared else (*labels, *app_labels), app_labels if is_shared else ())
     found = validator.validate(body, _APP_READERS, APP_SETTINGS, ("app_name",))
-    if not found.keys().isdisjoint(_BUDGET_SETTINGS):
-        ordering, quotas = (found.get(name, org.get(name)) for name in _BUDGET_SETTINGS)
-        whose = "" if "model_ordering" in found else ", which is the org's,"
-        validator.check_quotas_complete(ordering, {} if quotas is None else quotas, whose)
     validator.raise_mistakes()
     return found
 
@@ -242,12 +237,6 @@ class _Validator:
             for name in allowed
             if name in given
         } | self._check_tight_interval(given)
-
-    def check_quotas_complete(self, ordering: Any, quotas: Any, whose: str = "") -> None:
-        if isinstance(ordering, list) and isinstance(quotas, Mapping):
-            missing = [label for label in ordering if label not in quotas]
-            if missing:
-                self.add_mistake("quotas", f"each label of the ordering{whose} has one; missing: {join_names(missing)}")
 
     def _validate_value(self, name: str, read: _ValueReader, value: Any) -> Any:
         try:

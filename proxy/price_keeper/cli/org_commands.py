@@ -49,14 +49,25 @@ def _warn_about_apps(admin: AdminClient, path: str, org_record: ApiRecord) -> No
     """Warn about each app whose own quotas, which replace all quotas of its org, do not fit the org's new ordering."""
     apps = admin.fetch_list(f"{path}/apps", "apps", ORG_MISSING_HINT)
     with check_response_shape(admin.api.url):
-        org_problems = SettingsView(org_record).problems
+        org_view = SettingsView(org_record)
         lines = [
             format_warning(f"app {each['app']}: {line}")
             for each in apps
-            for line in SettingsView(each, org_record).problems
-            if line not in org_problems
+            for line in _list_app_problems(SettingsView(each, org_record), org_view)
         ]
     print_lines(lines)
+
+
+def _list_app_problems(app_view: SettingsView, org_view: SettingsView) -> list[str]:
+    """The problems of an app's settings that its org's do not have, and the labels that are unlimited for it alone."""
+    return [
+        *(line for line in app_view.problems if line not in org_view.problems),
+        *(
+            f"{label} is unlimited, because the app's own quotas do not name it"
+            for label in app_view.unlimited_labels
+            if label not in org_view.unlimited_labels
+        ),
+    ]
 
 
 def run_org_show(args: Namespace) -> int:

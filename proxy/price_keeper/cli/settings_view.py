@@ -61,6 +61,12 @@ class SettingsView:
         return " > ".join(self.record["in_force"]["model_ordering"])
 
     @property
+    def unlimited_labels(self) -> list[str]:
+        """The labels of the ordering that have no quota."""
+        in_force = self.record["in_force"]
+        return [str(label) for label in in_force["model_ordering"] if label not in in_force["quotas"]]
+
+    @property
     def applies_to_org(self) -> bool:
         return bool(self.record["in_force"]["quota_scope"] == "ORG")
 
@@ -94,6 +100,8 @@ class SettingsView:
         yield "model_ordering", "ordering", self.ordering or "none, so there is no budget"
         for label, micros in in_force["quotas"].items():
             yield "quotas", "quota of", f"{label}: {money.format_usd(_require_integer(micros) * PICO_PER_MICRO)}"
+        for label in self.unlimited_labels:
+            yield "quotas", "quota of", f"{label}: unlimited"
         yield "sticky_fallback_enabled", "fallback", sticky
         yield "tight_mode_threshold_pct", "tight from", f"{in_force['tight_mode_threshold_pct']} % of a quota"
         yield "refresh_interval_normal_secs", "spend is read", f"at least every {normal:g} s"

@@ -188,12 +188,12 @@ def forecast_quota(view: BudgetView, label: str, quota: int, *, is_newly_serving
 
 
 def find_serving_label(view: BudgetView, quotas: Mapping[str, int], start: int) -> str | None:
-    """The first label of the ordering, from index `start` on, with quota left; None if there is none."""
+    """The first label of the ordering, from index `start` on, with quota left or unlimited; None if there is none."""
     ordering = view.ordering
     if not ordering:
         return None
     label = ordering[label_policy.advance_active_index(start, ordering, view.spent.__getitem__, quotas)]
-    return label if view.spent[label] < quotas[label] else None
+    return label if label not in quotas or view.spent[label] < quotas[label] else None
 
 
 def describe_outcome(view: BudgetView, quotas: Mapping[str, int]) -> dict[str, Any]:

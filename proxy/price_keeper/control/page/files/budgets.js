@@ -17,6 +17,8 @@ export function placeOf(hash) {
 
 // Which label a line is about, and what it says of it.
 export function lineOf(row) {
+  const hasQuota = row.labels.some(({ label }) => label === row.serves);
+  if (row.serves !== null && !hasQuota) return { text: `${row.serves}, unlimited`, share: 0, mode: "NORMAL" };
   const shown = row.labels.find(({ label }) => label === row.serves) ?? row.labels.find(({ label }) => label === row.active_label);
   if (!shown) return { text: "no budget", share: 0, mode: "NORMAL" };
   if (row.serves === null) return { text: "all spent: calls are refused", share: 100, mode: "EXCEEDED" };

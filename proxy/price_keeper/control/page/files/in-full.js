@@ -53,7 +53,7 @@ function link(scope, { label, spent_usd_micros: spent, in_flight_usd_micros: fli
     "li",
     { class: isServing ? "link serving" : "link", "aria-current": isServing ? "true" : null },
     make("p", { class: "link-head" }, make("span", { class: `swatch s${numberOf(scope, label)}`, "aria-hidden": "true" }), make("strong", {}, label), badge ? make("span", { class: "badge" }, badge) : null),
-    make("p", { class: "amount" }, quota === null ? "no quota" : `${usd(spent)} of ${usd(quota)}`),
+    make("p", { class: "amount" }, quota === null ? "unlimited" : `${usd(spent)} of ${usd(quota)}`),
     bar(mode, share),
     make("p", { class: "dim" }, quota === null ? "" : `${shareTold(share, mode)}${under}`),
   );
@@ -87,7 +87,7 @@ function reach(reached, now, zone) {
   if (reached?.state === "expected") return [`until ${at}`, `${lasting(epoch(reached.at) - now)} more, at this rate`];
   if (reached?.state === "reached") return ["no longer", at ? `spent since ${at}` : "spent before this is known"];
   if (reached?.state === "not_in_this_period") return ["until it resets", "at this rate"];
-  return ["–", "told after a minute"];
+  return reached ? ["–", "told after a minute"] : ["–", "it has no quota"];
 }
 
 function spend(scope, course, now) {
