@@ -326,6 +326,22 @@ async def test_selection_label_without_quota_is_unlimited_and_takes_over(api: Co
     assert (await api.ask("GET", f"{path}/what-if?{query}")).body["as_it_would_be"]["serves"] == "economy"
 
 
+async def test_path_without_prefix_leads_to_the_same_handler(api: ControlHarness) -> None:
+    bare = f"/orgs/{ORG}"
+    assert (await api.ask("POST", f"{bare}/apps/shop/usage", ONE, who=CALLER)).status == 201
+    for below in (
+        "/aggregates/today",
+        f"/aggregates/{DAY}",
+        "/apps/shop/aggregates/today",
+        "/apps/shop/model-selection",
+    ):
+        short, long = [await api.ask("GET", path + below, who=(ORG, None)) for path in (bare, API)]
+        assert (short.status, short.raw, short.headers["ETag"]) == (200, long.raw, long.headers["ETag"])
+    assert (await api.ask("GET", f"{bare}/aggregates/today", who=(OTHER, None))).status == 403
+    assert (await api.ask("GET", f"{bare}/aggregates/today", who=None)).status == 401
+    assert (await api.ask("GET", f"/ORGS/{ORG}")).status == 404
+
+
 async def test_model_selection_query_counts_no_call(api: ControlHarness, caplog: pytest.LogCaptureFixture) -> None:
     await api.put_app("spent", quotas={"premium": 0, "economy": 0})
     selection_report = await selection(api, f"{API}/apps/spent")

@@ -40,6 +40,8 @@ ROUTES = [
     route("PUT", "/orgs/{org}/days/{day}"),
     route("GET", "/orgs/{org}/apps/{app}"),
     route("GET", "/orgs/{org}/secret", by_secret=True),
+    route("GET", "/api/v1/plans/{org}"),
+    route("GET", "/api/v1/plans/all"),
 ]
 
 
@@ -64,6 +66,9 @@ async def ask(port: str, method: str, path: str, **headers: str) -> tuple[int, A
     [
         ("GET", "/", "GET /", {}),
         ("HEAD", "/", "GET /", {}),
+        ("GET", "/api/v1/plans/a", "GET /api/v1/plans/{org}", {"org": "a"}),
+        ("GET", "/plans/a", "GET /api/v1/plans/{org}", {"org": "a"}),
+        ("GET", "/plans/all", "GET /api/v1/plans/all", {}),
         ("GET", "/orgs/a/days/b", "GET /orgs/{org}/days/{day}", {"org": "a", "day": "b"}),
         ("GET", "/orgs/a/days/today", "GET /orgs/{org}/days/today", {"org": "a"}),
         ("PUT", "/orgs/a/days/today", "PUT /orgs/{org}/days/{day}", {"org": "a", "day": "today"}),

@@ -27,6 +27,7 @@ JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
 HTML = "text/html; charset=utf-8"
 NO_STORE = "no-store"
+API_PREFIX = "/api/v1"
 REVALIDATE = "private, no-cache"  # may be cached, but must be revalidated before each use
 
 
@@ -133,6 +134,12 @@ class ApiRoute:
     may_be_forged: Callable[[ControlServices, ApiRequest], bool] = is_never_forged
     has_html_variant: bool = False  # for clients that do not prefer JSON
     media_types: tuple[str, ...] = ()  # of successful responses that are not JSON
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Each path of the API answers without its prefix too."""
+        is_api = self.path.startswith(f"{API_PREFIX}/")
+        return (self.path, self.path.removeprefix(API_PREFIX)) if is_api else (self.path,)
 
     @property
     def is_read(self) -> bool:

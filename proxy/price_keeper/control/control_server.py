@@ -15,6 +15,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
@@ -92,10 +93,11 @@ class ControlDispatcher:
     def __init__(self, routes: Sequence[ApiRoute], now: Callable[[], float]) -> None:
         self.router = web.UrlDispatcher()
         # Routes of one path are neighbours, and a fixed segment comes before a parameter: "{" is after all letters.
-        for route in sorted(routes, key=lambda route: route.path):
+        by_path = sorted(((path, route) for route in routes for path in route.paths), key=itemgetter(0))
+        for path, route in by_path:
             for method in route.methods:
-                self.router.add_route(method, route.path.replace("}", ":[^/]*}"), partial(self._serve, route))
-        self._templates = {route.path for route in routes}
+                self.router.add_route(method, path.replace("}", ":[^/]*}"), partial(self._serve, route, path))
+        self._templates = {path for path, _ in by_path}
         self._now = now
         self._services: ControlServices | None = None
         self._body_budgets = BodyBudgets()
@@ -132,9 +134,9 @@ class ControlDispatcher:
     def render_error(self, error: ApiError, request_id: str) -> ApiResponse:
         return ApiResponse(error.to_json(request_id, self._now()), error.status, headers=error.headers)
 
-    async def _serve(self, route: ApiRoute, request: web.BaseRequest) -> web.StreamResponse:
+    async def _serve(self, route: ApiRoute, template: str, request: web.BaseRequest) -> web.StreamResponse:
         headers, services = request[_RESPONSE_HEADERS], self._services
-        path = read_path_parameters(route.path, request.rel_url.raw_path)
+        path = read_path_parameters(template, request.rel_url.raw_path)
         if route.group == "probes":
             probe_request = ApiRequest(
                 headers["X-Request-Id"], _ANONYMOUS, request.remote or "", path, {}, request.headers

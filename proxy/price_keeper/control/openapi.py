@@ -9,7 +9,7 @@ from typing import Any, get_args
 from price_keeper.budgets.org_settings import APP_SETTINGS, MAX_NAME_LENGTH, MAX_ORDERING_LABELS, ORG_SETTINGS
 from price_keeper.config.config_sections import Format
 from price_keeper.control import budget_endpoints, client_endpoints, profile_endpoints, token_endpoints, usage_endpoints
-from price_keeper.control.api_types import FORM, HTML, JSON, AccessLevel, ApiRoute
+from price_keeper.control.api_types import API_PREFIX, FORM, HTML, JSON, AccessLevel, ApiRoute
 from price_keeper.control.body_fields import make_nullable
 from price_keeper.control.page import page_sign_in
 from price_keeper.ledger.ledger_entries import UsageCounts
@@ -400,7 +400,11 @@ def build_document(routes: Sequence[ApiRoute]) -> dict[str, Any]:
         paths.setdefault(route.path, {})[route.method.lower()] = _build_operation(route)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Bedrock Price Keeper: control API", "version": get_version()},
+        "info": {
+            "title": "Bedrock Price Keeper: control API",
+            "version": get_version(),
+            "description": f"Each path below {API_PREFIX} answers without this prefix too.",
+        },
         "paths": paths,
         "components": {"schemas": dict(SCHEMAS), "securitySchemes": _SECURITY},
     }
