@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
+from price_keeper.config import Config
+from price_keeper.config.config_sections import ControlApiConfig
 from price_keeper.control.api_rate_limits import LocalApiRateLimiter, SharedApiRateLimiter
+from price_keeper.control.control_services import build_rate_limiter
+from price_keeper.control.usage_endpoints import MAX_ITEMS
 from price_keeper.errors import StoreUnavailable
 from price_keeper.rates.bucket_client import BucketClient
 from price_keeper.rates.rate_lease_manager import RateLeaseManager
@@ -29,10 +34,12 @@ class Away(MemoryStore):
 
 
 @asynccontextmanager
-async def rates(store: MemoryStore, clock: ManualClock) -> AsyncIterator[SharedApiRateLimiter]:
+async def rates(
+    store: MemoryStore, clock: ManualClock, burst: int = BURST, per_second: float = PER_SECOND
+) -> AsyncIterator[SharedApiRateLimiter]:
     async with Tasks(clock) as tasks:
         leasing = RateLeaseManager(BucketClient(store, lambda: int(clock.now() * 1000), clock), clock, tasks)
-        yield SharedApiRateLimiter(leasing, LocalApiRateLimiter(clock.monotonic, BURST, PER_SECOND), BURST, PER_SECOND)
+        yield SharedApiRateLimiter(leasing, LocalApiRateLimiter(clock.monotonic, burst, per_second), burst, per_second)
         await leasing.stop()
 
 
@@ -79,6 +86,36 @@ async def test_limit_result_has_remaining_and_wait() -> None:
         await clock.advance(refused.wait_seconds)
         await settle()
         assert (await one.take(WHO)).wait_seconds == 0
+
+
+async def test_rate_limit_raised_in_the_configuration_applies_to_a_bucket_that_exists() -> None:
+    store, clock = MemoryStore(), ManualClock()
+    async with rates(store, clock) as before:
+        await flood(before)
+    async with rates(store, clock, 10 * BURST, 10 * PER_SECOND) as after:
+        await clock.advance(60)
+        assert await flood(after, calls=20 * BURST) >= 9 * BURST
+
+
+async def test_rate_limit_by_default_admits_five_thousand_submissions_a_second() -> None:
+    limits = Config.development().control_api
+    limiter, seconds = LocalApiRateLimiter((clock := ManualClock()).monotonic, *astuple(limits)), 60
+    admitted = 0
+    for _ in range(seconds * 10):
+        await clock.advance(0.1)
+        admitted += sum([(await limiter.take(WHO)).wait_seconds == 0 for _ in range(10)])
+    assert admitted * MAX_ITEMS / seconds >= 5000
+
+
+@pytest.mark.parametrize(("burst", "shared"), [(3, False), (7, True)])
+async def test_rate_limit_configured_is_the_one_applied(burst: int, shared: bool) -> None:
+    config = ControlApiConfig(burst_requests=burst, requests_per_second=1)
+    async with Tasks(clock := ManualClock()) as tasks:
+        leasing = RateLeaseManager(BucketClient(MemoryStore(), lambda: int(clock.now() * 1000), clock), clock, tasks)
+        limiter = build_rate_limiter(config, clock, leasing if shared else None)
+        assert (await limiter.take(WHO)).limit == burst
+        assert sum([(await limiter.take(WHO)).wait_seconds == 0 for _ in range(20)]) <= burst - 1
+        await leasing.stop()
 
 
 async def test_unauthenticated_caller_writes_no_row() -> None:

@@ -441,6 +441,15 @@ def refresh_quickens_when_tight(
 
 
 @dataclass(frozen=True, slots=True)
+class ControlApiConfig:
+    """The rate limit of each client of the control API. A batch of usage is one request with up to 100 submissions, so
+    the default rate allows a client 6,000 of them a second."""
+
+    burst_requests: int = field(default=200, metadata=constraints(must_be.between(1, 1_000_000)))
+    requests_per_second: int = field(default=60, metadata=constraints(must_be.between(1, 100_000)))
+
+
+@dataclass(frozen=True, slots=True)
 class DefaultsConfig:
     """The settings of orgs that do not set their own."""
 
@@ -521,6 +530,7 @@ class Config:
     alerts: AlertsConfig = field(default=AlertsConfig())
     telemetry: TelemetryConfig = field(default=TelemetryConfig())
     auth: AuthConfig = AuthConfig()
+    control_api: ControlApiConfig = ControlApiConfig()
     on_store_down: Literal["serve", "refuse"] = "serve"
     unknown_org: Literal["refuse", "meter"] = "refuse"
     unlabelled: Literal["reject", "meter"] = "reject"

@@ -20,7 +20,7 @@ from price_keeper.auth.tokens import TokenService
 from price_keeper.budgets.budget_registry import BudgetRegistry
 from price_keeper.clock import Clock
 from price_keeper.config import Config
-from price_keeper.config.config_sections import PSEUDO_LABELS
+from price_keeper.config.config_sections import PSEUDO_LABELS, ControlApiConfig
 from price_keeper.control.api_rate_limits import (
     ApiRateLimiter,
     BoundedConcurrency,
@@ -42,7 +42,6 @@ MAX_CONCURRENT_RETRIEVALS = 8  # each reads the store, for a token that may be m
 MAX_WAITING_RETRIEVALS = 100
 RETRIEVAL_RATE_PER_ADDRESS, RETRIEVAL_RATE_TOTAL = LookupRate(10, 5.0), LookupRate(100, 50.0)
 RETRIEVAL_RATE_PER_TOKEN = LookupRate(3, 0.2)  # for genuine tokens, each of which can be used once
-BURST_REQUESTS, REQUESTS_PER_SECOND = 200, 20.0  # rate limit of one client or administrator
 
 
 @dataclass(slots=True)
@@ -132,7 +131,7 @@ def build_control_services(
         authenticator=ControlAuthenticator(
             admin_key, _build_token_verifier(tokens, revocation), login_throttle, page_sessions, clock, org_keys
         ),
-        rate_limiter=rate_limiter or _build_rate_limiter(clock, leasing),
+        rate_limiter=rate_limiter or build_rate_limiter(config.control_api, clock, leasing),
         clients=clients,
         org_keys=org_keys,
         login_throttle=login_throttle,
@@ -147,9 +146,10 @@ def build_control_services(
     )
 
 
-def _build_rate_limiter(clock: Clock, leasing: RateLeaseManager | None) -> ApiRateLimiter:
-    local = LocalApiRateLimiter(clock.monotonic, BURST_REQUESTS, REQUESTS_PER_SECOND)
-    return local if leasing is None else SharedApiRateLimiter(leasing, local, BURST_REQUESTS, REQUESTS_PER_SECOND)
+def build_rate_limiter(config: ControlApiConfig, clock: Clock, leasing: RateLeaseManager | None) -> ApiRateLimiter:
+    burst, per_second = config.burst_requests, config.requests_per_second
+    local = LocalApiRateLimiter(clock.monotonic, burst, per_second)
+    return local if leasing is None else SharedApiRateLimiter(leasing, local, burst, per_second)
 
 
 def _build_token_verifier(tokens: TokenService, revocation: RevocationList) -> VerifyToken:
