@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from price_keeper.domain import Caller, Scope, build_client_id
 from price_keeper.errors import StoreUnavailable
-from price_keeper.ledger.aggregator import sum_shards
-from price_keeper.ledger.ledger_entries import Counter
-from price_keeper.ledger.usage_submissions import MAX_SUBMISSION_AGE_SECONDS
+from price_keeper.ledger.aggregator import Aggregator, sum_shards
+from price_keeper.ledger.ledger_entries import Counter, UsageCounts
+from price_keeper.ledger.usage_submissions import MAX_SUBMISSION_AGE_SECONDS, SubmissionRecorder, UsageSubmission
 from price_keeper.stores.contract import Store
 
+from tests.support.clock import ManualClock
 from tests.support.control_harness import API, ORG, OTHER, SETTINGS, ControlHarness, open_control_harness
 from tests.support.engines import Engines
 
@@ -47,7 +48,19 @@ async def counted(store: Store, scope: Scope, label: str = "premium", period: st
 
 async def test_submitted_usage_is_priced_counted_and_reported(api: ControlHarness) -> None:
     first = await api.ask("POST", f"{SHOP}/usage", ONE, who=CALLER)
-    kept = {"request_id": "r-1", "label": "premium", "day": DAY, "cost_usd_micros": "6000"}
+    kept = {
+        "request_id": "r-1",
+        "label": "premium",
+        "day": DAY,
+        "cost_usd_micros": "6000",
+        "daily_total_usd_micros": 6000,
+        "daily_total_usd_micros_exact": "6000",
+        "quota_usd_micros": 10_000_000,
+        "quota_pct": 0,
+        "mode": "NORMAL",
+        "active_label": "premium",
+        "data_age_seconds": 0,  # the shards have just been read
+    }
     assert (first.status, first.body) == (201, kept | {"is_repeat": False})
     again = await api.ask("POST", f"{SHOP}/usage", ONE, who=CALLER)
     assert (again.status, again.body) == (200, kept | {"is_repeat": True})
@@ -324,6 +337,114 @@ async def test_selection_label_without_quota_is_unlimited_and_takes_over(api: Co
     assert [each["mode"] for each in told["labels"]] == ["EXCEEDED", "NORMAL"]
     query = "label=premium&quota_usd_micros=1"
     assert (await api.ask("GET", f"{path}/what-if?{query}")).body["as_it_would_be"]["serves"] == "economy"
+
+
+CHEAP = {"input_tokens": 1, "output_tokens": 0}  # 3 micro-dollars
+
+
+async def aggregate(api: ControlHarness) -> None:
+    await Aggregator(api.store, api.clock, 60.0).run()
+
+
+@pytest.mark.parametrize("quota_scope", ["ORG", "APP"])
+@pytest.mark.parametrize("period", ["day", "week"])
+async def test_usage_answer_has_total_quota_and_mode_after_it(tmp_path: Path, quota_scope: str, period: str) -> None:
+    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path) as api:
+        await api.put_org(quota_scope=quota_scope, period=period, quotas={"premium": 20_000})
+        await api.put_app()
+        told = []
+        for number in range(4):
+            answer = await api.ask("POST", f"{SHOP}/usage", ONE | {"request_id": f"n{number}"}, who=CALLER)
+            told.append([answer.body[name] for name in ("daily_total_usd_micros", "quota_pct", "mode")])
+            if number == 1:
+                await aggregate(api)
+            seen = (await selection(api))["labels"][0]
+            assert [int(seen["spent_usd_micros"]), seen["quota_pct"], seen["mode"]] == told[-1]
+        assert told == [[6000, 30, "NORMAL"], [12000, 60, "NORMAL"], [18000, 90, "NORMAL"], [24000, 120, "EXCEEDED"]]
+        await advance(api, 2)  # the active label moves within seconds
+        last = await api.ask(
+            "POST", f"{SHOP}/usage", ONE | CHEAP | {"request_id": "n5", "label": "economy"}, who=CALLER
+        )
+        assert (last.body["active_label"], last.body["mode"]) == ("economy", "NORMAL")
+        assert (last.body["quota_usd_micros"], last.body["quota_pct"]) == (None, None)
+        assert last.body["daily_total_usd_micros"] == 1
+
+
+async def advance(api: ControlHarness, seconds: float) -> None:
+    assert isinstance(api.clock, ManualClock)
+    await api.clock.advance(seconds)
+    await selection(api)  # starts what is due
+    for _ in range(200):
+        budgets = api.parts.budgets
+        if not any(budgets.refresher.is_reading(refresh) for refresh in budgets._refresh_states.values()):
+            return
+        await asyncio.sleep(0.01)
+
+
+async def test_usage_answer_counts_own_usage_beside_an_old_total(api: ControlHarness) -> None:
+    """Of what another process adds as much shows as the total has; all that this one acknowledged shows at once."""
+    other = SubmissionRecorder(api.store, api.clock)
+    counter = Counter(Scope(ORG, "shop").key, "economy", "DAY#20261118", 8)
+
+    async def spend_elsewhere(name: str) -> None:
+        counts = UsageCounts(1, input_tokens=10, pico=50 * 10**6)
+        await other.submit(UsageSubmission(ORG, "shop", name, name, counts, {}), [counter])
+
+    await api.put_org(quotas={})  # without a quota no tracker reads the shards
+    await spend_elsewhere("e-1")
+    await aggregate(api)
+    totals = []
+    for number in range(3):
+        await spend_elsewhere(f"f-{number}")
+        answer = await api.ask("POST", f"{SHOP}/usage", ONE | {"request_id": f"n{number}", "label": "economy"})
+        totals.append(answer.body["daily_total_usd_micros"])
+    assert totals == [2050, 4050, 6050]  # 2,000 each of its own, and 50 of the only total that there is
+    await aggregate_later(api)
+    answer = await api.ask("POST", f"{SHOP}/usage", ONE | {"request_id": "n3", "label": "economy"})
+    assert answer.body["daily_total_usd_micros"] == 8200
+    assert 0 <= answer.body["data_age_seconds"] <= 1
+
+
+async def aggregate_later(api: ControlHarness) -> None:
+    """Totals that are younger than half the interval are left alone."""
+    await Aggregator(api.store, api.clock, 0.0).run()
+
+
+async def test_usage_batch_answers_each_item_with_the_total_after_all(api: ControlHarness) -> None:
+    items = [ONE | {"request_id": f"b{number}"} for number in range(3)] + [ONE | {"label": "gold"}]
+    told = await api.ask("POST", f"{SHOP}/usage/batch", {"items": items}, who=CALLER)
+    usages = [each["usage"] for each in told.body["results"][:3]]
+    assert [each["daily_total_usd_micros"] for each in usages] == [18000] * 3
+    assert "usage" not in told.body["results"][3]
+
+
+async def test_usage_repeat_is_answered_with_the_total_of_its_first_day(api: ControlHarness) -> None:
+    first = await api.ask("POST", f"{SHOP}/usage", ONE | {"occurred_at": "2026-11-17T12:00:00Z"})
+    again = await api.ask("POST", f"{SHOP}/usage", ONE | {"occurred_at": "2026-11-17T12:00:00Z"})
+    assert [(each.body["day"], each.body["daily_total_usd_micros"]) for each in (first, again)] == [
+        ("2026-11-17", 6000)
+    ] * 2
+    assert again.body["quota_pct"] == 0  # nothing is spent today
+
+
+async def test_usage_failed_or_of_unknown_outcome_is_not_in_the_total(
+    api: ControlHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await selection(api)
+    real = api.store.transact
+
+    async def fail(*arguments: Any, **named: Any) -> None:
+        await real(*arguments, **named)
+        raise StoreUnavailable("lost", maybe_applied=True)
+
+    monkeypatch.setattr(api.parts.submissions._store, "transact", fail)
+    assert (await api.ask("POST", f"{SHOP}/usage", ONE)).status == 503
+    monkeypatch.undo()
+    told = (await api.ask("POST", f"{SHOP}/usage", ONE | {"request_id": "r-2"})).body
+    assert told["daily_total_usd_micros"] == 6000  # of the first nobody can know, until somebody looks
+    premium = (await selection(api, force_check="true"))["labels"][0]
+    assert premium["spent_usd_micros"] == "12000"
+    assert (await api.ask("POST", f"{SHOP}/usage", ONE)).body["daily_total_usd_micros"] == 12000
 
 
 async def test_path_without_prefix_leads_to_the_same_handler(api: ControlHarness) -> None:

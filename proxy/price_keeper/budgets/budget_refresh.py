@@ -331,12 +331,14 @@ class BudgetReader:
         keys = [key for counter in counters for key in build_shard_keys(counter)]
         async with self._flusher.without_flush() as is_quiet:
             began = self._clock.monotonic()
+            marks = [budget.get_tracker(counter.label).flush_mark for counter in counters]
             items = await self._store.get_many(keys, consistent=True)
             for number, counter in enumerate(counters):
                 shards = items[number * counter.shards : (number + 1) * counter.shards]
                 pico = to_pico(sum_items(item for item in shards if item is not None)[COST_ATTRIBUTE])
                 tracker = budget.get_tracker(counter.label)
-                if is_quiet and tracker.is_flush_certain:
+                # Usage that is submitted does not wait for readers.
+                if is_quiet and marks[number] is not None and tracker.flush_mark == marks[number]:
                     tracker.apply_exact_sum(pico, began)
                 else:
                     tracker.apply_lower_bound(pico)

@@ -41,7 +41,8 @@ from price_keeper.config import Config, LabelConfig
 from price_keeper.domain import Caller, Scope
 from price_keeper.errors import Busy, UnknownOrg
 from price_keeper.ledger.flusher import Flusher
-from price_keeper.ledger.ledger_entries import ChargedCounters, Counter
+from price_keeper.ledger.known_totals import KnownTotals
+from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, UsageCounts
 from price_keeper.org_calendar import Period, PeriodSpan, find_span
 from price_keeper.single_flight import SingleFlight
 from price_keeper.stores.contract import Store
@@ -127,6 +128,25 @@ def _list_day_scopes(caller: Caller, settings: EffectiveSettings) -> list[Scope]
     return [app] if settings.quota_scope == "APP" else [org_scope, app]
 
 
+class _SubmittedSpend:
+    """Submitted usage on its way to the store, with the trackers that exist when it is sent; a later one reads it."""
+
+    def __init__(self, registry: BudgetRegistry, entries: list[tuple[Counter, SpendTracker, int]]) -> None:
+        self._registry = registry
+        self._entries = entries
+        for _, tracker, pico in entries:
+            tracker.begin_submission(pico)
+
+    def confirm(self) -> None:
+        for counter, tracker, pico in self._entries:
+            tracker.confirm_submission(pico)
+            self._registry.mark_spend_changed(counter)
+
+    def cancel(self) -> None:
+        for _, tracker, pico in self._entries:
+            tracker.cancel_submission(pico)
+
+
 class BudgetRegistry:
     """All budget states of this process, and the budget of each caller."""
 
@@ -175,6 +195,8 @@ class BudgetRegistry:
         self._on_spent_elsewhere: list[Callable[[Counter], None]] = []
         self._reread_snapshot = reread_snapshot
         flusher.sender.subscribe(self)
+        self.known_totals = KnownTotals(flusher)
+        flusher.sender.subscribe_flushed(self.known_totals.on_flushed)
 
     def start(self) -> None:
         """Start to follow the active labels that other processes change."""
@@ -317,7 +339,7 @@ class BudgetRegistry:
         return refresh.budget, refresh.override
 
     def subscribe(self, on_spent_elsewhere: Callable[[Counter], None]) -> None:
-        """Call `on_spent_elsewhere` with each counter of `note_spend_elsewhere`."""
+        """Call `on_spent_elsewhere` with each counter of `notify_spent_elsewhere`."""
         self._on_spent_elsewhere.append(on_spent_elsewhere)
 
     def note_spend_elsewhere(self, counter: Counter) -> None:
@@ -325,8 +347,28 @@ class BudgetRegistry:
         refresh = self._refresh_states.get((counter.scope, counter.period_or_lease))
         if refresh is not None:
             self.refresher.refresh_soon(refresh)
+        self.notify_spent_elsewhere(counter)
+
+    def notify_spent_elsewhere(self, counter: Counter) -> None:
+        """Notify the subscribers alone, of spend that the trackers know already."""
         for on_spent_elsewhere in self._on_spent_elsewhere:
             on_spent_elsewhere(counter)
+
+    def begin_submission(self, sums: Mapping[Counter, UsageCounts]) -> _SubmittedSpend:
+        return _SubmittedSpend(
+            self,
+            [
+                (counter, tracker, counts.pico)
+                for counter, counts in sums.items()
+                for tracker in self._find_trackers(counter)
+            ],
+        )
+
+    def mark_spend_changed(self, counter: Counter) -> None:
+        """Note it in the snapshot."""
+        refresh = self._refresh_states.get((counter.scope, counter.period_or_lease))
+        if refresh is not None and refresh.has_spend:
+            self.snapshot.mark_changed(refresh)
 
     # Notifications of the flusher (FlushListener).
 
@@ -341,9 +383,7 @@ class BudgetRegistry:
     def on_acknowledged(self, counter: Counter, pico: int) -> None:
         for tracker in self._find_trackers(counter):
             tracker.add_acknowledged(pico)
-        refresh = self._refresh_states.get((counter.scope, counter.period_or_lease))
-        if refresh is not None and refresh.has_spend:
-            self.snapshot.mark_changed(refresh)
+        self.mark_spend_changed(counter)
 
     def _find_trackers(self, counter: Counter) -> tuple[SpendTracker, ...]:
         refresh = self._refresh_states.get((counter.scope, counter.period_or_lease))

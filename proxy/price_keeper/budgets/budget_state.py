@@ -55,6 +55,7 @@ class SpendTracker:
         "_acknowledged_own",
         "_on_threshold",
         "_sent_own",
+        "_submitting",
         "exact_at",
         "in_flight",
         "own_spent",
@@ -70,6 +71,7 @@ class SpendTracker:
         self.own_spent = unflushed
         self._sent_own = in_doubt  # own spend that may be in the store; the rest of own spend certainly is not
         self._acknowledged_own = 0  # the part of it that certainly is in the store
+        self._submitting = 0  # submitted usage that may be in the store, and is no own spend before it is acknowledged
         self.in_flight = 0
         self.threshold = NO_THRESHOLD
         self.exact_at: float = -NEVER  # when the last exact read began, on the monotonic clock
@@ -82,7 +84,12 @@ class SpendTracker:
     @property
     def is_flush_certain(self) -> bool:
         """No own spend is on its way to the store or has an unknown outcome."""
-        return self._sent_own == self._acknowledged_own
+        return self._sent_own == self._acknowledged_own and not self._submitting
+
+    @property
+    def flush_mark(self) -> int | None:
+        """Equal before and after a read if all that was sent until its end was acknowledged before it began."""
+        return self._acknowledged_own if self.is_flush_certain else None
 
     @property
     def stored_and_pending(self) -> tuple[int, int]:
@@ -124,6 +131,22 @@ class SpendTracker:
         """The spend is in the store and no longer in the journal."""
         self._acknowledged_own += pico
 
+    # Usage that clients submit, which no journal holds.
+
+    def begin_submission(self, pico: int) -> None:
+        self._submitting += pico
+
+    def confirm_submission(self, pico: int) -> None:
+        self._submitting -= pico
+        self._sent_own += pico
+        self._acknowledged_own += pico
+        self.own_spent += pico
+        self._add_spent(pico)
+
+    def cancel_submission(self, pico: int) -> None:
+        """It failed or its outcome is unknown; if it is in the store, it counts as spend of others."""
+        self._submitting -= pico
+
     def _add_spent(self, pico: int) -> None:
         self.spent += pico
         if self.spent >= self.threshold:
@@ -134,7 +157,7 @@ class SpendTracker:
 
     def apply_lower_bound(self, pico: int) -> None:
         """Apply a sum that may be old and may include any part of what was sent."""
-        self._raise_others_to(pico - self._sent_own)
+        self._raise_others_to(pico - self._sent_own - self._submitting)
 
     def apply_exact_sum(self, pico: int, read_began_at: float) -> None:
         """Apply the sum of the shards, read while no flush was in progress or in doubt: it includes all that was

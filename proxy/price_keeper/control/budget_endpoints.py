@@ -157,16 +157,22 @@ def format_selection(
         "period": budget.span.key,
         "resets_at": format_utc(budget.span.end),
         "enforcement": settings.enforcement,
-        "active_label": settings.ordering[budget.active_index] if settings.ordering else None,
+        "active_label": get_active_label(budget),
         "override": format_override(override),
         "is_stale": budget.is_stale,
         "labels": [_format_label(budget, label, own_labels) for label in shown_labels],
     }
 
 
+def get_active_label(budget: BudgetState) -> str | None:
+    """None if the scope has no chain."""
+    ordering = budget.settings.ordering
+    return ordering[budget.active_index] if ordering else None
+
+
 def _format_label(budget: BudgetState, label: str, own_labels: AppProfiles) -> dict[str, Any]:
     quota = budget.settings.quotas.get(label)
-    spent, in_flight = _get_spend(budget, label)
+    spent, in_flight = get_spend(budget, label)
     is_outside_ordering = label in PSEUDO_LABELS or (label in own_labels.by_name and not budget.has_label(label))
     serves = (
         _serve_by_itself(label, spent + in_flight, quota) if is_outside_ordering else budget.find_enforced_label(label)
@@ -194,7 +200,7 @@ def _serve_by_itself(label: str, taken: int, quota: int | None) -> str | None:
     return label if quota is None or taken < quota else None
 
 
-def _get_spend(budget: BudgetState, label: str) -> tuple[int, int]:
+def get_spend(budget: BudgetState, label: str) -> tuple[int, int]:
     """What is spent of the label's quota, and what calls in flight may add; zeros if it has no quota."""
     trackers = budget.find_trackers(label)
     return (max(0, trackers[0].spent), max(0, trackers[0].in_flight)) if trackers else (0, 0)

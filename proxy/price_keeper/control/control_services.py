@@ -127,7 +127,7 @@ def build_control_services(
         store=store,
         clock=clock,
         budgets=budgets,
-        submissions=SubmissionRecorder(store, clock),
+        submissions=SubmissionRecorder(store, clock, (budgets, budgets.known_totals)),
         authenticator=ControlAuthenticator(
             admin_key, _build_token_verifier(tokens, revocation), login_throttle, page_sessions, clock, org_keys
         ),

@@ -29,7 +29,14 @@ _NULLABLE_TIMESTAMP: Schema = {"type": ["string", "null"], "format": "date-time"
 _DATE: Schema = {"type": "string", "format": "date"}
 # Exact, in micro-dollars; a string, since not every program keeps a number's digits.
 _MICRO_USD: Schema = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]{1,6})?$"}
+_NULLABLE_COUNT: Schema = {"type": ["integer", "null"]}
+_QUOTA: Schema = {**_NULLABLE_COUNT, "description": "null: unlimited"}
 _NULLABLE_MICRO_USD: Schema = {**_MICRO_USD, "type": ["string", "null"]}
+
+
+def _whole_money(name: str) -> dict[str, Schema]:
+    """Whole micro-dollars, rounded down, and the exact figure."""
+    return {name: _COUNT, f"{name}_exact": _MICRO_USD}
 
 
 def _list_of(items: Schema, **more: Any) -> Schema:
@@ -259,8 +266,8 @@ SCHEMAS: Mapping[str, Schema] = {
                         "would_be_served_by": _NULLABLE_TEXT,
                         "spent_usd_micros": _NULLABLE_MICRO_USD,
                         "in_flight_usd_micros": _NULLABLE_MICRO_USD,
-                        "quota_usd_micros": {"type": ["integer", "null"]},
-                        "quota_pct": {"type": ["integer", "null"]},
+                        "quota_usd_micros": _QUOTA,
+                        "quota_pct": _NULLABLE_COUNT,
                         "mode": _MODE,
                     }
                 )
@@ -305,7 +312,19 @@ SCHEMAS: Mapping[str, Schema] = {
         "additionalProperties": False,
     },
     "Usage": _object(
-        {"request_id": _TEXT, "label": _TEXT, "day": _DATE, "cost_usd_micros": _MICRO_USD, "is_repeat": _BOOLEAN}
+        {
+            "request_id": _TEXT,
+            "label": _TEXT,
+            "day": _DATE,
+            "cost_usd_micros": _MICRO_USD,
+            "is_repeat": _BOOLEAN,
+            **_whole_money("daily_total_usd_micros"),
+            "quota_usd_micros": _QUOTA,
+            "quota_pct": _NULLABLE_COUNT,
+            "mode": _MODE,
+            "active_label": _NULLABLE_TEXT,
+            "data_age_seconds": {**_NULLABLE_COUNT, "description": "of what is known of the spend of others"},
+        }
     ),
     "UsageResults": _object(
         {

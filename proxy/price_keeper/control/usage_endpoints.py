@@ -5,17 +5,21 @@ Usage is priced by the configuration of its label or, for an app's own label, by
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Any
 
 from price_keeper.budgets.budget_registry import list_counters_at
+from price_keeper.budgets.budget_state import BudgetState
 from price_keeper.budgets.effective_settings import EffectiveSettings, resolve_settings
+from price_keeper.budgets.label_policy import Mode, compute_mode, compute_quota_percent
 from price_keeper.control.api_errors import ERROR_CODES, ApiError, invalid_request, not_found, to_api_error
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.body_fields import TIMESTAMP_FIELD, BodyFields, FieldType, integer_field, pattern_field
-from price_keeper.control.budget_endpoints import LABEL_FIELD
+from price_keeper.control.budget_endpoints import LABEL_FIELD, get_active_label, get_spend
 from price_keeper.control.control_requests import SMALL_BODY_BYTES
 from price_keeper.control.control_services import ControlServices
 from price_keeper.domain import PICO_PER_MICRO, Caller, build_client_id
@@ -72,6 +76,53 @@ class UsageCharging:
         return self._days[0]
 
 
+class UsageFeedback:
+    """Where a budget is after usage was counted: exact for what this process acknowledged, and with spend of others as
+    of the last total or the last look at the shards."""
+
+    def __init__(self, services: ControlServices, budget: BudgetState) -> None:
+        self._services = services
+        self._budget = budget
+
+    @classmethod
+    async def load(cls, services: ControlServices, caller: Caller, counters: Iterable[Counter]) -> UsageFeedback:
+        """Call it before the usage is sent; what is known of totals then is known of others alone. Raises StoreError,
+        and Busy."""
+        (budget, _), _ = await asyncio.gather(
+            services.budgets.read_status(caller, forces_read=False),
+            services.budgets.known_totals.read(services.store, counters),
+        )
+        return cls(services, budget)
+
+    async def describe(self, counter: Counter) -> dict[str, Any]:
+        """The total of this day, and the state of the label's quota in the present period."""
+        known_totals, budget, label = self._services.budgets.known_totals, self._budget, counter.label
+        if not known_totals.has_read(counter):  # a repeat of usage that was counted on another day
+            await known_totals.read(self._services.store, [counter])
+        known, quota = known_totals.get_all([counter])[counter], budget.settings.quotas.get(label)
+        is_budget_counter = (counter.scope, counter.period_or_lease) == (budget.scope.key, budget.span.key)
+        spent, in_flight = get_spend(budget, label)
+        total, exact_at = known.counts.pico, -math.inf
+        if quota is not None and is_budget_counter:
+            total = spent = max(spent, total)
+            exact_at = budget.get_tracker(label).exact_at
+        mode = Mode.NORMAL if quota is None else compute_mode(spent + in_flight, quota, budget.settings.tight_pct)
+        return {
+            **money.build_whole_record("daily_total_usd_micros", total),
+            "quota_usd_micros": None if quota is None else quota // PICO_PER_MICRO,
+            "quota_pct": None if quota is None else compute_quota_percent(spent + in_flight, quota),
+            "mode": mode.value,
+            "active_label": get_active_label(budget),
+            "data_age_seconds": self._compute_age(known.as_of, exact_at),
+        }
+
+    def _compute_age(self, as_of: float | None, exact_at: float) -> int | None:
+        """Of what is known of others: of the total, or of the last exact look at the shards."""
+        clock = self._services.clock
+        age = min(math.inf if as_of is None else clock.now() - as_of, clock.monotonic() - exact_at)
+        return None if age == math.inf else max(0, math.ceil(age))
+
+
 MAX_ITEMS = 100
 MAX_CLOCK_SKEW_SECONDS = 300.0  # by which a client's clock may be ahead
 MAX_TOKENS = 10**9
@@ -95,12 +146,14 @@ _TOKEN_FIELD_NAMES = {name.removesuffix("_tokens"): name for name in _USAGE_FIEL
 async def post_usage(services: ControlServices, request: ApiRequest) -> ApiResponse:
     charging = await _load_charging(services, request)
     submission, counters = await _parse_usage(services, charging, request.body, "")
+    feedback = await UsageFeedback.load(services, charging.caller, counters[:1])
     try:
         stored, is_new = await services.submissions.submit(submission, counters)
     except RequestIdConflict as failure:
         raise _name_conflict(failure, "") from None
-    _refresh_budgets(services, counters if is_new else ())
-    return ApiResponse(_format_usage(submission.request_id, stored, is_new), _get_status(is_new))
+    _notify_hard_budgets(services, counters if is_new else ())
+    formatted = await _format_usage(submission.request_id, stored, is_new, counters[0], feedback)
+    return ApiResponse(formatted, _get_status(is_new))
 
 
 async def post_usage_batch(services: ControlServices, request: ApiRequest) -> ApiResponse:
@@ -117,7 +170,9 @@ async def post_usage_batch(services: ControlServices, request: ApiRequest) -> Ap
             accepted[index] = await _parse_usage(services, charging, item, _get_item_path(index))
         except Exception as failure:
             results[index] = _format_failure(services, request, failure)
-    await _submit_batch(services, request, accepted, results)
+    day_counters = [counters[0] for _, counters in accepted.values()]
+    feedback = await UsageFeedback.load(services, charging.caller, day_counters)
+    await _submit_batch(services, request, accepted, results, feedback)
     return ApiResponse({"results": [{"index": index, **results[index]} for index in range(len(items))]}, 207)
 
 
@@ -126,6 +181,7 @@ async def _submit_batch(
     request: ApiRequest,
     accepted: Mapping[int, ChargedSubmission],
     results: dict[int, dict[str, Any]],
+    feedback: UsageFeedback,
 ) -> None:
     outcomes = await services.submissions.submit_all(list(accepted.values()))
     new_counters: dict[Counter, None] = {}
@@ -138,10 +194,10 @@ async def _submit_batch(
             stored, is_new = outcome
             results[index] = {
                 "status": _get_status(is_new),
-                "usage": _format_usage(submission.request_id, stored, is_new),
+                "usage": await _format_usage(submission.request_id, stored, is_new, counters[0], feedback),
             }
             new_counters |= dict.fromkeys(counters if is_new else ())
-    _refresh_budgets(services, new_counters)
+    _notify_hard_budgets(services, new_counters)
 
 
 def _get_item_path(index: int) -> str:
@@ -166,9 +222,10 @@ def _name_conflict(failure: RequestIdConflict, path_prefix: str) -> ApiError:
     )
 
 
-def _refresh_budgets(services: ControlServices, counters: Iterable[Counter]) -> None:
+def _notify_hard_budgets(services: ControlServices, counters: Iterable[Counter]) -> None:
+    """Trackers of spend hear of submissions from the flusher of submissions."""
     for counter in counters:
-        services.budgets.note_spend_elsewhere(counter)
+        services.budgets.notify_spent_elsewhere(counter)
 
 
 async def _load_charging(services: ControlServices, request: ApiRequest) -> UsageCharging:
@@ -203,14 +260,19 @@ async def _parse_usage(
     return submission, day.get_counters(fields["label"])
 
 
-def _format_usage(request_id: str, stored: Mapping[str, Any], is_new: bool) -> dict[str, Any]:
+async def _format_usage(
+    request_id: str, stored: Mapping[str, Any], is_new: bool, counter: Counter, feedback: UsageFeedback
+) -> dict[str, Any]:
+    """`counter` is that of the budget's scope on the day of the request; a repeat has the day of the first one."""
     exact = money.format_exact_micros(int(stored["cost_usd_micros"] * PICO_PER_MICRO))
+    counted_in = counter._replace(period_or_lease=f"DAY#{stored['day'].replace('-', '')}")
     return {
         "request_id": request_id,
         "label": stored["label"],
         "day": stored["day"],
         "cost_usd_micros": exact,
         "is_repeat": not is_new,
+        **await feedback.describe(counted_in),
     }
 
 

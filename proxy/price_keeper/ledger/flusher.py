@@ -180,15 +180,21 @@ class Flusher:
         is_waiting = self._unsent or self.journal.tally.requests
         return self._clock.monotonic() - self._caught_up_at if is_waiting else 0.0
 
+    def unflushed_counts(self) -> dict[Counter, UsageCounts]:
+        """By counter: all sums of the segments that are still in the journal, some of which may be stored."""
+        return _add_counts(self.journal.tally.sums(), self._own_sums(SealedSegment.sums))
+
+    def possibly_stored_counts(self) -> dict[Counter, UsageCounts]:
+        """The part of `unflushed_counts` that may be in the store."""
+        return _add_counts({}, self._own_sums(SealedSegment.possibly_stored_sums))
+
     def unflushed_by_counter(self) -> dict[Counter, int]:
-        """Pico-dollars by counter: all sums of the segments that are still in the journal, some of which may be
-        stored."""
-        sums = {counter: counts.pico for counter, counts in self.journal.tally.sums().items()}
-        return _add_pico(sums, self._own_sums(SealedSegment.sums))
+        """`unflushed_counts` in pico-dollars."""
+        return _select_pico(self.unflushed_counts())
 
     def possibly_stored_by_counter(self) -> dict[Counter, int]:
-        """The part of `unflushed_by_counter` that may be in the store."""
-        return _add_pico({}, self._own_sums(SealedSegment.possibly_stored_sums))
+        """`possibly_stored_counts` in pico-dollars."""
+        return _select_pico(self.possibly_stored_counts())
 
     def _own_sums(self, sums_of: Callable[[SealedSegment], Iterable[_Sum]]) -> Iterator[_Sum]:
         for sealed in (*self._unsent, *self.sender.rejected):
@@ -335,7 +341,11 @@ class Flusher:
         self._interval.on_failed()
 
 
-def _add_pico(picos: dict[Counter, int], sums: Iterable[_Sum]) -> dict[Counter, int]:
+def _add_counts(totals: dict[Counter, UsageCounts], sums: Iterable[_Sum]) -> dict[Counter, UsageCounts]:
     for counter, counts in sums:
-        picos[counter] = picos.get(counter, 0) + counts.pico
-    return picos
+        totals[counter] = totals[counter].plus(counts) if counter in totals else counts
+    return totals
+
+
+def _select_pico(sums: dict[Counter, UsageCounts]) -> dict[Counter, int]:
+    return {counter: counts.pico for counter, counts in sums.items()}

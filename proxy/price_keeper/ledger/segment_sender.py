@@ -138,6 +138,7 @@ class SegmentSender:
 
     def __init__(self, store: Store, clock: Clock, *, force: bool = False) -> None:
         self._flush_listeners: list[FlushListener] = []
+        self._on_flushed: list[Callable[[Iterable[tuple[Counter, UsageCounts]]], None]] = []
         self._store = store
         self._clock = clock
         self._force = force
@@ -152,6 +153,11 @@ class SegmentSender:
 
     def subscribe(self, listener: FlushListener) -> None:
         self._flush_listeners.append(listener)
+
+    def subscribe_flushed(self, on_flushed: Callable[[Iterable[tuple[Counter, UsageCounts]]], None]) -> None:
+        """Call `on_flushed` with the sums of each own segment, when the flush listeners are notified that they are
+        acknowledged."""
+        self._on_flushed.append(on_flushed)
 
     def subscribe_written(self, on_written: Callable[[Counter], None]) -> None:
         """Call `on_written` with each counter that was added to, also for adopted segments."""
@@ -196,6 +202,9 @@ class SegmentSender:
         await asyncio.to_thread(sealed.discard)
         for listener in listeners:
             _notify(listener.on_acknowledged, sealed.sums())
+        if not sealed.is_adopted:
+            for on_flushed in self._on_flushed:
+                on_flushed(sealed.sums())
 
     async def _read_counted_calls(self, sealed: SealedSegment) -> frozenset[int]:
         """Calls that the segment carries on and that count already: as estimated, if a copy of the segment before was

@@ -9,9 +9,10 @@ a repeat gets the first answer. Start with `SubmissionRecorder.submit_all`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from price_keeper.clock import Clock
 from price_keeper.errors import InvalidStoreRequest, PriceKeeperError, ReasonCode, StoreError, TransactionFailed
@@ -61,6 +62,21 @@ class UsageSubmission:
         return {**self.about, "payload_hash": self.digest, EXPIRY_ATTRIBUTE: int(now) + SUBMISSION_TTL_SECONDS}
 
 
+class PendingSubmission(Protocol):
+    """What a listener of submissions knows of one that is being sent. Exactly one of the two is called."""
+
+    def confirm(self) -> None:
+        """The store has acknowledged it."""
+
+    def cancel(self) -> None:
+        """It failed, or nobody knows; if it is in the store all the same, it is as if somebody else had sent it."""
+
+
+class SubmissionListener(Protocol):
+    def begin_submission(self, sums: Mapping[Counter, UsageCounts]) -> PendingSubmission:
+        """Notified before anything is sent: from now on these sums may be in the store."""
+
+
 ChargedSubmission: TypeAlias = tuple[UsageSubmission, Sequence[Counter]]
 SubmissionOutcome: TypeAlias = "tuple[Item, bool] | Exception"
 
@@ -76,9 +92,10 @@ class _AlreadyCounted(Exception):
 class SubmissionRecorder:
     """Counts submissions exactly once."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, listeners: Sequence[SubmissionListener] = ()) -> None:
         self._store = store
         self._clock = clock
+        self._listeners = listeners
         self._listing = counter_writes.CounterListing()
         self._on_written: list[Callable[[Counter], None]] = []
 
@@ -97,7 +114,8 @@ class SubmissionRecorder:
             additions = [counter_writes.build_addition(key.pk, counter, submission.counts, now) for counter in counters]
             await self._list_counters(counters, now)
             try:
-                await self._store.transact([Put(key, marker, missing_or_expired(now)), *additions])
+                with self._notify(dict.fromkeys(counters, submission.counts)):
+                    await self._store.transact([Put(key, marker, missing_or_expired(now)), *additions])
             except TransactionFailed as failure:
                 if failure.reasons[0].code is not ReasonCode.CONDITION_FAILED:
                     raise
@@ -167,7 +185,8 @@ class SubmissionRecorder:
             additions = [counter_writes.build_addition(name, counter, counts, now) for counter, counts in sums.items()]
             await self._list_counters(list(sums), now)
             try:
-                await self._store.transact([*markers, *additions])
+                with self._notify(sums):
+                    await self._store.transact([*markers, *additions])
             except TransactionFailed as failure:
                 codes = [reason.code for reason in failure.reasons[: len(markers)]]
                 counted_positions = {number for number, code in enumerate(codes) if code is ReasonCode.CONDITION_FAILED}
@@ -179,10 +198,22 @@ class SubmissionRecorder:
 
         return await retry_on_conflict(self._clock, attempt)
 
+    @contextmanager
+    def _notify(self, sums: Mapping[Counter, UsageCounts]) -> Iterator[None]:
+        """Notify the listeners before these sums are sent, and of the outcome."""
+        pending = [listener.begin_submission(sums) for listener in self._listeners]
+        try:
+            yield
+        except BaseException:
+            for each in pending:
+                each.cancel()
+            raise
+        for each in pending:
+            each.confirm()
+
     async def _list_counters(self, counters: Sequence[Counter], now: float) -> None:
         """List the counters before anything is counted, so that reports find everything that is counted."""
-        for entry in self._listing.build_entries(counters, now):
-            await self._store.update(entry)
+        await asyncio.gather(*(self._store.update(entry) for entry in self._listing.build_entries(counters, now)))
         self._listing.confirm(counters, now)
 
     def _notify_written(self, counters: Iterable[Counter]) -> None:

@@ -23,6 +23,11 @@ def format_exact_micros(pico: int) -> str:
     return _format_decimal(pico, PICO_PER_MICRO)
 
 
+def build_whole_record(name: str, pico: int) -> dict[str, int | str]:
+    """An amount in JSON: whole micro-dollars, rounded down, with the exact figure beside it."""
+    return {name: pico // PICO_PER_MICRO, f"{name}_exact": format_exact_micros(pico)}
+
+
 def _format_decimal(number: int, unit: int) -> str:
     """An exact decimal without an exponent and without trailing zeros."""
     whole, part = divmod(number, unit)

@@ -28,7 +28,7 @@ from price_keeper.ledger.aggregator import (
     build_total_key,
     sum_items,
 )
-from price_keeper.ledger.counter_writes import COST_ATTRIBUTE, to_pico
+from price_keeper.ledger.known_totals import parse_counts
 from price_keeper.ledger.ledger_entries import Counter, UsageCounts
 from price_keeper.org_calendar import find_org_date, iterate_day_spans, parse_day
 from price_keeper.reports.attribution import AttributionCaveat, attribute_spend
@@ -182,7 +182,7 @@ async def read_counters(store: Store, queries: Iterable[CounterQuery], now: floa
         totals = await store.get_many([build_total_key(each.counter) for each in batch])
         totals_by_query = dict(zip(batch, totals, strict=True))
         values.counts.update(
-            {each.counter: _parse_counts(total) for each, total in totals_by_query.items() if total is not None}
+            {each.counter: parse_counts(total) for each, total in totals_by_query.items() if total is not None}
         )
         incomplete = [
             each.counter for each, total in totals_by_query.items() if not _is_complete(total, each.complete_after, now)
@@ -220,15 +220,10 @@ async def _read_shards(store: Store, counters: Sequence[Counter]) -> dict[Counte
     counts_by_counter = {}
     for counter in counters:
         shard_items = [next(items) for _ in range(counter.shards)]
-        counts_by_counter[counter] = _parse_counts(sum_items(item for item in shard_items if item is not None))
+        counts_by_counter[counter] = parse_counts(sum_items(item for item in shard_items if item is not None))
     return counts_by_counter
 
 
 def _is_complete(total: Mapping[str, Any] | None, complete_after: float, now: float) -> bool:
     """A time stamp in the future comes from a wrong clock and proves nothing."""
     return total is not None and complete_after <= float(total.get(AS_OF_ATTRIBUTE, 0)) <= now
-
-
-def _parse_counts(item: Mapping[str, Any]) -> UsageCounts:
-    numbers = [int(item.get(name, 0)) for name in UsageCounts._fields[:-1]]
-    return UsageCounts._make([*numbers, to_pico(item.get(COST_ATTRIBUTE, 0))])

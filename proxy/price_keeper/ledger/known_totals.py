@@ -1,0 +1,131 @@
+"""What this process knows of counters without reading their shards: the total in the store, and own usage beside it.
+
+A total is some seconds old and holds an unknown part of what this process added. As for budgets (decision 29):
+
+    others  >=  total - all own usage that may have been in the store when it was read
+    known    =  others + own usage
+
+so `known` is never too high, holds all own usage that was recorded or acknowledged, and needs no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from price_keeper.ledger.aggregator import AS_OF_ATTRIBUTE, build_total_key
+from price_keeper.ledger.counter_writes import COST_ATTRIBUTE, to_pico
+from price_keeper.ledger.flusher import Flusher
+from price_keeper.ledger.ledger_entries import Counter, UsageCounts
+from price_keeper.stores.contract import Store
+
+MAX_COUNTERS: Final = 20_000  # of which own usage is remembered; of the oldest ones only the total is known then
+
+_Name: TypeAlias = tuple[str, str, str]  # scope, label, period
+_NONE: Final = UsageCounts()
+
+
+class KnownTotal(NamedTuple):
+    counts: UsageCounts
+    as_of: float | None  # when the total in the store was made; None if there is none
+
+
+class _OwnUsage:
+    """Own usage of one counter that is not in the journal, and what others are known to have used."""
+
+    __slots__ = ("acknowledged", "as_of", "is_read", "others", "submitting")
+
+    def __init__(self) -> None:
+        self.acknowledged = self.submitting = self.others = _NONE
+        self.as_of: float | None = None
+        self.is_read = False
+
+
+class _Submission:
+    """Usage on its way to the store, which is own usage once it is acknowledged, and else somebody else's."""
+
+    def __init__(self, entries: Sequence[tuple[_OwnUsage, UsageCounts]]) -> None:
+        self._entries = entries
+
+    def confirm(self) -> None:
+        for own, counts in self._entries:
+            own.submitting, own.acknowledged = own.submitting.less(counts), own.acknowledged.plus(counts)
+
+    def cancel(self) -> None:
+        for own, counts in self._entries:
+            own.submitting = own.submitting.less(counts)
+
+
+class KnownTotals:
+    """Reads totals, and remembers what this process added. A reader that wants what it adds next to be in the result
+    reads first."""
+
+    def __init__(self, flusher: Flusher) -> None:
+        self._flusher = flusher
+        self._own: dict[_Name, _OwnUsage] = {}
+
+    def on_flushed(self, sums: Iterable[tuple[Counter, UsageCounts]]) -> None:
+        """Called when these sums are acknowledged and no longer in the journal."""
+        for counter, counts in sums:
+            if not counter.is_lease:
+                own = self._get_own(counter)
+                own.acknowledged = own.acknowledged.plus(counts)
+
+    def begin_submission(self, sums: Mapping[Counter, UsageCounts]) -> _Submission:
+        entries = [(self._get_own(counter), counts) for counter, counts in sums.items()]
+        for own, counts in entries:
+            own.submitting = own.submitting.plus(counts)
+        return _Submission(entries)
+
+    async def read(self, store: Store, counters: Iterable[Counter]) -> None:
+        """Read the totals of these counters, all at once. Raises StoreError."""
+        wanted = list(dict.fromkeys(counters))
+        items = await store.get_many([build_total_key(counter) for counter in wanted])
+        possibly_stored = self._flusher.possibly_stored_counts()
+        for counter, item in zip(wanted, items, strict=True):
+            own = self._get_own(counter)
+            own.is_read = True
+            if item is not None:
+                sent = own.acknowledged.plus(own.submitting).plus(_find(possibly_stored, counter))
+                own.others = _take_highest(own.others, parse_counts(item).less(sent))
+                own.as_of = max(own.as_of or 0.0, float(item.get(AS_OF_ATTRIBUTE, 0)))  # type: ignore[arg-type]
+
+    def has_read(self, counter: Counter) -> bool:
+        return (own := self._own.get(counter[:3])) is not None and own.is_read
+
+    def get_all(self, counters: Iterable[Counter]) -> dict[Counter, KnownTotal]:
+        """What is known now, without waiting."""
+        unflushed = self._flusher.unflushed_counts()
+        return {counter: self._get(counter, _find(unflushed, counter)) for counter in counters}
+
+    def list_unflushed(self) -> list[Counter]:
+        """The counters of own usage that is only in the journal, of which the store may have heard nothing yet."""
+        return [counter for counter in self._flusher.unflushed_counts() if not counter.is_lease]
+
+    def _get(self, counter: Counter, unflushed: UsageCounts) -> KnownTotal:
+        own = self._own.get(counter[:3])
+        if own is None:
+            return KnownTotal(unflushed, None)
+        return KnownTotal(own.others.plus(own.acknowledged).plus(unflushed), own.as_of)
+
+    def _get_own(self, counter: Counter) -> _OwnUsage:
+        """The entry of the counter, which becomes the newest one."""
+        own = self._own.pop(counter[:3], None) or _OwnUsage()
+        if len(self._own) >= MAX_COUNTERS:
+            del self._own[next(iter(self._own))]
+        self._own[counter[:3]] = own
+        return own
+
+
+def parse_counts(item: Mapping[str, Any]) -> UsageCounts:
+    """Of a shard, a total, or a sum of shards."""
+    numbers = [int(item.get(name, 0)) for name in UsageCounts._fields[:-1]]
+    return UsageCounts._make([*numbers, to_pico(item.get(COST_ATTRIBUTE, 0))])
+
+
+def _find(counts: Mapping[Counter, UsageCounts], counter: Counter) -> UsageCounts:
+    return counts.get(counter, _NONE)
+
+
+def _take_highest(one: UsageCounts, other: UsageCounts) -> UsageCounts:
+    return UsageCounts._make(map(max, one, other))
