@@ -447,6 +447,30 @@ async def test_usage_failed_or_of_unknown_outcome_is_not_in_the_total(
     assert (await api.ask("POST", f"{SHOP}/usage", ONE)).body["daily_total_usd_micros"] == 12000
 
 
+async def test_org_usage_where_all_apps_share_a_budget_counts_for_the_org_alone(api: ControlHarness) -> None:
+    own = f"{API}/usage"
+    told = await api.ask("POST", own, ONE, who=(ORG, None))
+    assert (told.status, "each app" in told.body["message"]) == (409, True)
+    assert (await api.ask("POST", f"{own}/batch", {"items": [ONE]}, who=(ORG, None))).status == 409
+    shared = f"/api/v1/orgs/{OTHER}"
+    assert (await api.ask("POST", f"{shared}/usage", ONE)).status == 404
+    await api.put_org(OTHER, quota_scope="ORG", quotas={"premium": 24_000})
+    await api.put_app("x", OTHER)
+    one, again = [await api.ask("POST", f"{shared}/usage", ONE, who=(OTHER, None)) for _ in range(2)]
+    assert [(each.status, each.body["is_repeat"]) for each in (one, again)] == [(201, False), (200, True)]
+    of_app = await api.ask("POST", f"{shared}/apps/x/usage", ONE, who=(OTHER, "x"))  # of another client
+    assert (of_app.status, of_app.body["daily_total_usd_micros"], of_app.body["quota_pct"]) == (201, 12000, 50)
+    items = {"items": [ONE, ONE | {"request_id": "r-2"}]}
+    batch = (await api.ask("POST", f"{shared}/usage/batch", items, who=(OTHER, None))).body["results"]
+    assert [(each["status"], each["usage"]["quota_pct"]) for each in batch] == [(200, 75), (201, 75)]
+    assert await counted(api.store, Scope(OTHER)) == (3, 18000)
+    assert await counted(api.store, Scope(OTHER, "x")) == (1, 6000)
+    rows = (await api.ask("GET", f"{shared}/aggregates/{DAY}", who=(OTHER, None))).body["rows"]
+    assert sorted((row["app"] or "-", row["requests"]) for row in rows) == [("-", 2), ("x", 1)]
+    for who in ((OTHER, "x"), (ORG, None), None):
+        assert (await api.ask("POST", f"{shared}/usage", ONE, who=who)).status == (403 if who else 401)
+
+
 async def test_path_without_prefix_leads_to_the_same_handler(api: ControlHarness) -> None:
     bare = f"/orgs/{ORG}"
     assert (await api.ask("POST", f"{bare}/apps/shop/usage", ONE, who=CALLER)).status == 201

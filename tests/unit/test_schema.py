@@ -42,6 +42,7 @@ DOCUMENTED = {
     schema.refused_refresh_token_key("0f" * 32): ("sessions", f"BLOCK#refresh#{'0f' * 32}", "BLOCK"),
     schema.retrieval_token_key("hash"): ("secret-retrieval-tokens", "hash", ""),
     schema.segment_marker_key(ULID, 7): ("request-dedup", f"SEG#{ULID}", "PART#0007"),
+    schema.request_marker_key(ORG, None, "a"): ("request-dedup", f"REQ#{ORG}##a", "MARKER"),
     schema.request_marker_key(ORG, "app-1", "a#b"): ("request-dedup", f"REQ#{ORG}#app-1#a#b", "MARKER"),
     schema.alert_marker_key(WHOLE, "premium", DAY, 80): (
         "request-dedup",
@@ -104,7 +105,7 @@ BAD: dict[str, Callable[[], object]] = {
     "a region with @": lambda: schema.price_key("m", "us@east", "2026-11-18"),
     "a date of another form": lambda: schema.price_key("m", "us-east-1", "20261118"),
     "a day in other digits": lambda: schema.total_key(WHOLE, "premium", "DAY#٢٠٢٦١١١٨"),
-    "a request of no app": lambda: schema.request_marker_key(ORG, None, "1"),  # type: ignore[arg-type]
+    "a request of an app without a name": lambda: schema.request_marker_key(ORG, "", "1"),
     "a UTC day of another form": lambda: schema.active_counters_partition("2026-11-18"),
 }
 

@@ -229,19 +229,25 @@ def _notify_hard_budgets(services: ControlServices, counters: Iterable[Counter])
 
 
 async def _load_charging(services: ControlServices, request: ApiRequest) -> UsageCharging:
-    caller = Caller(request.path["org"], request.path["app"], build_client_id(request.path["org"], request.path["app"]))
-    return UsageCharging(caller, await _load_settings(services, request))
+    org, app = request.path["org"], request.path.get("app")
+    settings = await _load_settings(services, org, app)
+    if app is None and settings.quota_scope == "APP":
+        raise ApiError(409, ERROR_CODES[409], "the quotas of this org apply to each app: submit usage of an app")
+    return UsageCharging(Caller(org, app, build_client_id(org, app)), settings)
 
 
-async def _load_settings(services: ControlServices, request: ApiRequest) -> EffectiveSettings:
-    """The app's effective settings. Raises ApiError (404) for an unknown app, whose usage no report would show."""
-    org, app = request.path["org"], request.path["app"]
-    keys = [schema.org_config_key(org), schema.app_config_key(org, app)]
-    org_item, app_item = await services.store.get_many(keys)
-    if app_item is None:
-        raise not_found(f"there is no app {app} of an org {org}")
+async def _load_settings(services: ControlServices, org: str, app: str | None) -> EffectiveSettings:
+    """The effective settings. Raises ApiError (404) for an unknown org or app, whose usage no report would show."""
+    keys = [schema.org_config_key(org), *([] if app is None else [schema.app_config_key(org, app)])]
+    org_item, *app_items = await services.store.get_many(keys)
+    if app_items == [None] or (app is None and org_item is None):
+        raise not_found(f"there is no org {org}" if app is None else f"there is no app {app} of an org {org}")
     return resolve_settings(
-        org_item, app_item, services.config.defaults, services.config.alerts.thresholds_pct, services.clock.now()
+        org_item,
+        app_items[0] if app_items else None,
+        services.config.defaults,
+        services.config.alerts.thresholds_pct,
+        services.clock.now(),
     )
 
 
@@ -252,7 +258,6 @@ async def _parse_usage(
     fields = USAGE_BODY.parse(body, path_prefix)
     day = charging.get_day(_parse_time(fields, services.clock.now(), path_prefix))
     caller = charging.caller
-    assert caller.app is not None
     priced = await _price_usage(services, caller, fields, path_prefix)
     details = {"label": fields["label"], "day": day.date, "cost_usd_micros": to_micros(priced.pico)}
     counts = build_counts(_build_usage(fields), priced.pico)
@@ -322,33 +327,37 @@ def _digest_fields(fields: Mapping[str, Any]) -> str:
     return sha256(json.dumps(significant, separators=(",", ":")).encode()).hexdigest()
 
 
-_USAGE_PATH = "/api/v1/orgs/{org}/apps/{app}/usage"
-_ONE_SUMMARY, _BATCH_SUMMARY = "Count a usage, once", f"Count up to {MAX_ITEMS} usages, each by itself"
-
-USAGE_ROUTES = (
-    ApiRoute(
+def _build_usage_routes(below: str, access_level: AccessLevel, of: str, whose: str) -> tuple[ApiRoute, ApiRoute]:
+    path = f"/api/v1/orgs/{{org}}{below}/usage"
+    one = ApiRoute(
         "POST",
-        _USAGE_PATH,
-        AccessLevel.APP,
-        "postUsage",
-        _ONE_SUMMARY,
+        path,
+        access_level,
+        f"post{of}Usage",
+        f"Count a usage{whose}, once",
         post_usage,
         {201: "Usage", 200: "Usage"},
         (404, 409),
         body_schema="UsageBody",
         max_body_bytes=SMALL_BODY_BYTES,
         group="spend",
-    ),
-    ApiRoute(
+    )
+    batch = ApiRoute(
         "POST",
-        f"{_USAGE_PATH}/batch",
-        AccessLevel.APP,
-        "postUsageBatch",
-        _BATCH_SUMMARY,
+        f"{path}/batch",
+        access_level,
+        f"post{of}UsageBatch",
+        f"Count up to {MAX_ITEMS} usages{whose}, each by itself",
         post_usage_batch,
         {207: "UsageResults"},
-        (404,),
+        (404,) if below else (404, 409),
         body_schema="UsageBatch",
         group="spend",
-    ),
+    )
+    return one, batch
+
+
+USAGE_ROUTES = (
+    *_build_usage_routes("/apps/{app}", AccessLevel.APP, "", ""),
+    *_build_usage_routes("", AccessLevel.ORG, "Org", " of no app, where quota_scope is ORG"),
 )

@@ -45,10 +45,11 @@ class RequestIdConflict(PriceKeeperError):
 
 @dataclass(frozen=True, slots=True)
 class UsageSubmission:
-    """Usage of one request. `digest` is the hash of the submitted usage; `about` is kept in the marker for repeats."""
+    """Usage of one request of an app or, with None, of the org's own client. `digest` is the hash of the submitted
+    usage; `about` is kept in the marker for repeats."""
 
     org: str
-    app: str
+    app: str | None
     request_id: str
     digest: str
     counts: UsageCounts

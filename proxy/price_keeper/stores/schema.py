@@ -136,8 +136,9 @@ def segment_markers_partition(ulid: str) -> str:
     return f"SEG#{_require(ulid, bool(_ULID.fullmatch(ulid)), 'ULID')}"
 
 
-def request_marker_key(org: str, app: str, request_id: str) -> Key:
-    name = _require(app, isinstance(app, str) and is_app_id(app), "app id")
+def request_marker_key(org: str, app: str | None, request_id: str) -> Key:
+    """The marker of usage of an app or, with None, of its org's own client, whose name is empty as no app's is."""
+    name = "" if app is None else _require(app, isinstance(app, str) and is_app_id(app), "app id")
     return Key("request-dedup", f"REQ#{Scope(org).org}#{name}#{request_id}", _MARKER)
 
 
