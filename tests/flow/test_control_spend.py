@@ -471,6 +471,73 @@ async def test_org_usage_where_all_apps_share_a_budget_counts_for_the_org_alone(
         assert (await api.ask("POST", f"{shared}/usage", ONE, who=who)).status == (403 if who else 401)
 
 
+async def test_aggregates_today_list_every_label_with_quota_and_mode(api: ControlHarness) -> None:
+    await api.put_app("other", quotas={"premium": 6000, "guardrails": 5})
+    for app, count in (("shop", 1), ("other", 2)):
+        for number in range(count):
+            usage = ONE | {"request_id": f"r-{number}"}
+            assert (await api.ask("POST", f"{API}/apps/{app}/usage", usage)).status == 201
+    told = (await api.ask("GET", f"{API}/aggregates/today", who=(ORG, None))).body["labels"]
+    shown = (
+        "app",
+        "label",
+        "requests",
+        "input_tokens",
+        "daily_total_usd_micros",
+        "quota_usd_micros",
+        "quota_pct",
+        "mode",
+    )
+    assert [tuple(each[name] for name in shown) for each in told] == [
+        ("other", "premium", 2, 2000, 12000, 6000, 200, "EXCEEDED"),
+        ("other", "economy", 0, 0, 0, None, None, "NORMAL"),  # unlimited
+        ("other", "guardrails", 0, 0, 0, 5, 0, "NORMAL"),
+        ("shop", "premium", 1, 1000, 6000, 10_000_000, 0, "NORMAL"),
+        ("shop", "economy", 0, 0, 0, 2_000_000, 0, "NORMAL"),
+    ]
+    of_app = (await api.ask("GET", f"{SHOP}/aggregates/today", who=CALLER)).body["labels"]
+    assert of_app == told[3:]
+    exact = (await api.ask("GET", f"{SHOP}/aggregates/today?consistent=true", who=CALLER)).body
+    assert (exact["labels"], exact["total"]["cost_usd_micros"]) == (of_app, "6000")
+    assert "labels" not in (await api.ask("GET", f"{API}/aggregates/{DAY}")).body
+    assert (await api.ask("GET", f"{API}/aggregates/today?consistent=1")).status == 400
+
+
+@pytest.mark.parametrize("consistent", ["true", "false"])
+async def test_aggregates_today_of_a_shared_weekly_budget_are_the_orgs(api: ControlHarness, consistent: str) -> None:
+    shared = f"/api/v1/orgs/{OTHER}"
+    await api.put_org(OTHER, quota_scope="ORG", period="week", quotas={"premium": 24_000})
+    await api.put_app("x", OTHER)
+    yesterday = ONE | {"request_id": "old", "occurred_at": "2026-11-17T12:00:00Z"}
+    for usage in (ONE, yesterday):
+        assert (await api.ask("POST", f"{shared}/apps/x/usage", usage)).status == 201
+    for path in (shared, f"{shared}/apps/x"):
+        told = (await api.ask("GET", f"{path}/aggregates/today?consistent={consistent}")).body
+        premium, economy = told["labels"]
+        assert (premium["app"], premium["period"], premium["requests"]) == (None, "WEEK#2026-W47", 1)
+        assert (premium["daily_total_usd_micros"], premium["period_total_usd_micros"]) == (6000, 12000)
+        assert (premium["quota_pct"], premium["mode"], economy["quota_usd_micros"]) == (50, "NORMAL", None)
+
+
+async def test_aggregates_of_others_are_those_of_the_last_total_unless_consistent(api: ControlHarness) -> None:
+    other, key = SubmissionRecorder(api.store, api.clock), Scope(ORG, "shop").key
+    counter = Counter(key, "economy", "DAY#20261118", 8)
+    for name in ("a", "b"):
+        counts = UsageCounts(1, input_tokens=10, pico=1_500_000)
+        await other.submit(UsageSubmission(ORG, "shop", name, name, counts, {}), [counter])
+        if name == "a":
+            await aggregate(api)
+    for query, requests, exact in (("", 1, "1.5"), ("?consistent=true", 2, "3")):
+        told = (await api.ask("GET", f"{SHOP}/aggregates/today{query}")).body
+        economy = told["labels"][1]
+        assert (economy["requests"], economy["daily_total_usd_micros"], told["total"]["requests"]) == (
+            requests,
+            1 if requests == 1 else 3,
+            requests,
+        )
+        assert economy["daily_total_usd_micros_exact"] == exact
+
+
 async def test_path_without_prefix_leads_to_the_same_handler(api: ControlHarness) -> None:
     bare = f"/orgs/{ORG}"
     assert (await api.ask("POST", f"{bare}/apps/shop/usage", ONE, who=CALLER)).status == 201

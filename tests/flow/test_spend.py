@@ -184,6 +184,24 @@ def test_json_is_exact_and_complete(place: Path) -> None:
     assert document["rows"][0]["app_name"] == "Shop front"
 
 
+def test_spend_reads_totals_where_there_are_any_unless_consistent(tmp_path: Path) -> None:
+    """One total lacks a call; the other counters have none, and are read from their shards."""
+
+    async def prepare() -> None:
+        await _filled(tmp_path)
+        store = await SqliteStore(tmp_path / "data" / "price-keeper.db", time.time).open()
+        key = schema.total_key(Scope(ACME, "shop"), "guardrails", f"DAY#{TODAY:%Y%m%d}")
+        await store.put(Put(key, {"requests": 1, "guardrail_units": 4, "cost_usd_micros": 600, "as_of_epoch": 1}))
+        await store.close()
+
+    asyncio.run(prepare())
+    (tmp_path / "config.yaml").write_text(CONFIG.format(store="{engine: sqlite, path: ./data/price-keeper.db}"))
+    for options, units, note in ((("--json",), 4, "By totals, which"), (("--json", "--consistent"), 8, NOTE)):
+        told = json.loads(spend(tmp_path, "--org", "Acme", "--app", "shop", *options).stdout)
+        assert (told["total"]["guardrail_units"], told["total"]["input_tokens"]) == (units, 3000)
+        assert told["notes"][0].startswith(note)
+
+
 def test_csv_is_identical_to_file_and_pipe(place: Path) -> None:
     result = spend(place, f"{YESTERDAY}..today", "--csv", run=price_keeper, PYTHONIOENCODING="ascii")
     assert result.stderr == f"{NOTE}\n"

@@ -71,7 +71,7 @@ def test_keys_are_as_documented(key: Key, expected: tuple[str, str, str]) -> Non
 
 
 def test_documented_keys_are_distinct() -> None:
-    assert len(DOCUMENTED) == 20
+    assert len(DOCUMENTED) == 21
 
 
 ORGS = st.sampled_from([ORG, "00000000-0000-4000-8000-000000000001"])

@@ -332,6 +332,8 @@ def _add_spend(root: CommandParser) -> None:
     _add_spend_filters(spend)
     text = "one row for each of these: org,app,label,day"
     spend.add_argument("--by", type=shared_arguments.parse_group_by, metavar="WHAT", help=text)
+    text = "read all that was flushed, and not only totals: exact, and slower with many orgs"
+    spend.add_argument("--consistent", action="store_true", help=text)
     outputs = spend.add_mutually_exclusive_group()
     text = "print JSON, money as exact micro-dollars in strings; errors too"
     outputs.add_argument("--json", action="store_true", help=text)

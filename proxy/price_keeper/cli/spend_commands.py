@@ -46,6 +46,10 @@ from price_keeper.reports.terminal_text import make_printable
 JOURNAL_NOTE = (
     "Exact as of the last flush: what still waits in journals (up to about 15 seconds of calls) is not in it."
 )
+TOTALS_NOTE = (
+    "By totals, which may lack the last minute or two of spend, and as much between an org and its apps; "
+    "--consistent reads all that was flushed."
+)
 _TABLE_CHARACTERS = "▏▎▍▌▋▊▉█─…"
 
 
@@ -69,7 +73,7 @@ def run_spend(args: Namespace) -> int:
     report_rows = group_spend(spent, by)
     if args.json:
         filters = {"org": org, "app": args.app, "label": args.label}
-        print_json(build_json_report(report, report_rows, by, filters, [JOURNAL_NOTE, *report.notes]))
+        print_json(build_json_report(report, report_rows, by, filters, [_get_note(report), *report.notes]))
     elif args.csv:
         _print_csv(format_csv_report(report, report_rows, by), report)
     else:
@@ -89,7 +93,8 @@ async def _read_report(config: Config, args: Namespace, clock: Clock) -> tuple[S
         names = await load_org_names(store)
         org = resolve_org_filter(args.org, names)
         zone = load_zone(config.defaults.timezone)
-        return await build_report(store, args.when, org, names, zone, clock.now()), org
+        now, reads_shards = clock.now(), args.consistent
+        return await build_report(store, args.when, org, names, zone, now, reads_shards=reads_shards), org
 
 
 def resolve_org_filter(text: str | None, names: Mapping[str, str | None]) -> str | None:
@@ -126,7 +131,7 @@ def _print_csv(text: str, report: SpendReport) -> None:
     """Print UTF-8 whatever the locale; notes go to standard error, so that they do not corrupt the CSV."""
     sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     print(text, end="")
-    for note in (JOURNAL_NOTE, *report.notes):
+    for note in (_get_note(report), *report.notes):
         print(note, file=sys.stderr)
 
 
@@ -135,11 +140,15 @@ def _print_table(args: Namespace, report: SpendReport, report_rows: Sequence[Rep
     title = _format_title(args, report)
     lines = wrap(title if report_rows else f"{title}: nothing", style.width)
     lines += ["", *format_table(report_rows, by, _build_org_names(report), style)] if report_rows else []
-    notes = [JOURNAL_NOTE, *([] if report_rows else _list_alternatives(args, report)), *report.notes]
+    notes = [_get_note(report), *([] if report_rows else _list_alternatives(args, report)), *report.notes]
     lines += ["", *(line for note in notes for line in wrap(make_printable(note), style.width))]
     encoding = sys.stdout.encoding or "ascii"
     for line in lines:
         print(line.encode(encoding, "replace").decode(encoding))
+
+
+def _get_note(report: SpendReport) -> str:
+    return JOURNAL_NOTE if report.is_exact else TOTALS_NOTE
 
 
 def _format_title(args: Namespace, report: SpendReport) -> str:

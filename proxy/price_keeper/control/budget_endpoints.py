@@ -123,13 +123,14 @@ OVERRIDE_ROUTES = tuple(
 
 
 _FLAG_VALUES = {"true": True, "false": False}
+FLAG_SCHEMA = {"type": "string", "enum": ["true", "false"]}
 
 
 async def get_selection(services: ControlServices, request: ApiRequest) -> ApiResponse:
     """Report how this process would serve a call of this org or app now. It need not exist."""
     org, app = request.path["org"], request.path.get("app")
     caller = Caller(org, app, build_client_id(org, app))
-    is_forced = _read_flag(request, "force_check")
+    is_forced = read_flag(request, "force_check")
     if is_forced:
         services.budgets.app_labels.invalidate(Scope(org, app))
     budget, override = await services.budgets.read_status(caller, forces_read=is_forced)
@@ -137,7 +138,7 @@ async def get_selection(services: ControlServices, request: ApiRequest) -> ApiRe
     return build_cacheable_response(format_selection(budget, override, services.labels_and_pseudo_labels, own_labels))
 
 
-def _read_flag(request: ApiRequest, name: str) -> bool:
+def read_flag(request: ApiRequest, name: str) -> bool:
     text = request.query.get(name, "false")
     if text not in _FLAG_VALUES:
         raise invalid_request("the query cannot be used", (name, "expected true or false"))
@@ -206,7 +207,7 @@ def get_spend(budget: BudgetState, label: str) -> tuple[int, int]:
     return (max(0, trackers[0].spent), max(0, trackers[0].in_flight)) if trackers else (0, 0)
 
 
-_SELECTION_QUERY = {"force_check": {"type": "string", "enum": ["true", "false"]}}
+_SELECTION_QUERY = {"force_check": FLAG_SCHEMA}
 
 SELECTION_ROUTES = tuple(
     ApiRoute(

@@ -123,6 +123,19 @@ _QUOTA_USAGE: Mapping[str, Schema] = {
     "quota_pct": _COUNT,
     "mode": _MODE,
 }
+_LABEL_TOTAL = _object(
+    {
+        "app": {**_NULLABLE_TEXT, "description": "null where all apps share the budget"},
+        "label": _TEXT,
+        "period": _TEXT,
+        **dict.fromkeys(UsageCounts._fields[:-1], _COUNT),
+        **_whole_money("daily_total_usd_micros"),
+        **_whole_money("period_total_usd_micros"),
+        "quota_usd_micros": _QUOTA,
+        "quota_pct": _NULLABLE_COUNT,
+        "mode": _MODE,
+    }
+)
 _BOARD_ROW = _object(
     {
         **dict.fromkeys(("org_name", "app", "app_name", "active_label", "serves"), _NULLABLE_TEXT),
@@ -296,7 +309,9 @@ SCHEMAS: Mapping[str, Schema] = {
             ),
             "total": _object(_COUNTERS),
             "notes": _list_of(_TEXT),
-        }
+            "labels": _list_of(_LABEL_TOTAL, description="of today: each label of the budgets that pay"),
+        },
+        "labels",
     ),
     "UsageBody": usage_endpoints.USAGE_BODY.schema,
     "UsageBatch": {

@@ -85,10 +85,11 @@ class KnownTotals:
         for counter, item in zip(wanted, items, strict=True):
             own = self._get_own(counter)
             own.is_read = True
-            if item is not None:
+            total = read_total(item)
+            if total.as_of is not None:
                 sent = own.acknowledged.plus(own.submitting).plus(_find(possibly_stored, counter))
-                own.others = _take_highest(own.others, parse_counts(item).less(sent))
-                own.as_of = max(own.as_of or 0.0, float(item.get(AS_OF_ATTRIBUTE, 0)))  # type: ignore[arg-type]
+                own.others = _take_highest(own.others, total.counts.less(sent))
+                own.as_of = max(own.as_of or 0.0, total.as_of)
 
     def has_read(self, counter: Counter) -> bool:
         return (own := self._own.get(counter[:3])) is not None and own.is_read
@@ -115,6 +116,13 @@ class KnownTotals:
             del self._own[next(iter(self._own))]
         self._own[counter[:3]] = own
         return own
+
+
+def read_total(item: Mapping[str, Any] | None) -> KnownTotal:
+    """A total as it is in the store."""
+    return (
+        KnownTotal(_NONE, None) if item is None else KnownTotal(parse_counts(item), float(item.get(AS_OF_ATTRIBUTE, 0)))
+    )
 
 
 def parse_counts(item: Mapping[str, Any]) -> UsageCounts:

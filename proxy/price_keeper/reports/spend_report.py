@@ -2,9 +2,12 @@
 
     list the counters of the period -> read them -> attribute each org's spend to its apps -> SpendReport
 
-The report is exact as of the last flush; calls that are only in journals are missing. A total that is known to be
-complete is used as it is. Otherwise the shards are read consistently, an org before its apps, so that a flush in
-between cannot appear as spend of callers without an app.
+A total that is known to be complete is used as it is. What else is read depends on the reader:
+
+    reads_shards   the shards, consistently: exact as of the last flush, at a cost that grows with the number of shards.
+                   An org is read before its apps, so that a flush in between is not spend of callers without an app
+    known          totals, and what this process itself added beside them
+    neither        totals, and the shards of counters that have no total yet
 """
 
 from __future__ import annotations
@@ -15,20 +18,19 @@ from dataclasses import dataclass, field
 from datetime import date, timedelta
 from itertools import groupby
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from price_keeper.domain import Scope
 from price_keeper.ledger import aggregator
 from price_keeper.ledger.aggregator import (
-    AS_OF_ATTRIBUTE,
     MAX_CLOCK_SKEW_SECONDS,
     ActiveCounter,
     build_shard_keys,
     build_total_key,
     sum_items,
 )
-from price_keeper.ledger.known_totals import parse_counts
+from price_keeper.ledger.known_totals import KnownTotal, KnownTotals, parse_counts, read_total
 from price_keeper.ledger.ledger_entries import Counter, UsageCounts
 from price_keeper.org_calendar import find_org_date, iterate_day_spans, parse_day
 from price_keeper.reports.attribution import AttributionCaveat, attribute_spend
@@ -53,6 +55,8 @@ class SpendReport:
     orgs: Mapping[str, OrgInfo]
     app_names: Mapping[tuple[str, str], str]
     notes: list[str]
+    is_exact: bool = True  # as of the last flush
+    counts: Mapping[tuple[str, str, str], UsageCounts] = field(default_factory=dict)  # by scope, label and period
 
 
 async def build_report(
@@ -63,17 +67,24 @@ async def build_report(
     zone: ZoneInfo,
     now: float,
     app: str | None = None,
+    known: KnownTotals | None = None,
+    *,
+    reads_shards: bool = True,
 ) -> SpendReport:
     """The report of one org, or of all. `org_names` are those of the registry; `zone` is the default time zone.
+    `known` is read only without `reads_shards`.
 
     With `app` only the counters of that app are read: they are exact, whatever the org's own counter holds.
     """
     listed = await aggregator.list_active_counters(store, find_listing_days(period, now), org, app, consistent=True)
+    if known is not None and not reads_shards:
+        listed = _add_unlisted(listed, known.list_unflushed(), org, app)
     orgs = [org] if org is not None else [Scope.from_key(each.counter.scope).org for each in listed]
     org_infos = await load_orgs(store, orgs, org_names, zone, now)
     by_zone = {each: _ReportCalendar(each, period, now) for each in {tenant.zone for tenant in org_infos.values()}}
     calendars = {tenant.org: by_zone[tenant.zone] for tenant in org_infos.values()}
-    values = await read_counters(store, _iterate_queries(listed, calendars, now), now)
+    queries = _iterate_queries(listed, calendars, now)
+    values = await read_counters(store, queries, now, known=known, reads_shards=reads_shards)
     spent, caveats = _attribute_all(values.counts, org_infos)
     # While calls continue, an org and its apps cannot be read at the same moment.
     notes = [
@@ -95,7 +106,22 @@ async def build_report(
         orgs=org_infos,
         app_names=apps,
         notes=notes,
+        is_exact=values.is_exact,
+        counts={counter[:3]: counts for counter, counts in values.counts.items()},
     )
+
+
+def _add_unlisted(
+    listed: list[ActiveCounter], unflushed: Iterable[Counter], org: str | None, app: str | None
+) -> list[ActiveCounter]:
+    """With counters that only this process's journal has so far."""
+    names = {each.counter[:3] for each in listed}
+    scopes = ((Scope.from_key(counter.scope), counter) for counter in unflushed if counter[:3] not in names)
+    return listed + [
+        ActiveCounter(counter, inf)
+        for scope, counter in scopes
+        if org in (None, scope.org) and app in (None, scope.app)
+    ]
 
 
 class _ReportCalendar:
@@ -119,7 +145,7 @@ def _iterate_queries(
     for each in listed:
         end = calendars[Scope.from_key(each.counter.scope).org].ends.get(each.counter.period_or_lease)
         if end is not None:
-            # A day that goes on is read from its shards, whatever its total says.
+            # The total of a day that goes on is never complete, whatever it says.
             yield build_counter_query(each) if end <= now else CounterQuery(each.counter, inf)
 
 
@@ -169,6 +195,7 @@ class CounterQuery(NamedTuple):
 class CounterValues:
     counts: dict[Counter, UsageCounts] = field(default_factory=dict)
     is_final: bool = True  # all values come from complete totals, none from shards
+    is_exact: bool = True  # none comes from a total that may lack something
 
 
 def build_counter_query(listed: ActiveCounter) -> CounterQuery:
@@ -176,18 +203,28 @@ def build_counter_query(listed: ActiveCounter) -> CounterQuery:
     return CounterQuery(listed.counter, listed.writes_until + MAX_CLOCK_SKEW_SECONDS)
 
 
-async def read_counters(store: Store, queries: Iterable[CounterQuery], now: float) -> CounterValues:
+async def read_counters(
+    store: Store,
+    queries: Iterable[CounterQuery],
+    now: float,
+    *,
+    known: KnownTotals | None = None,
+    reads_shards: bool | None = None,
+) -> CounterValues:
+    """See the top of this file; `reads_shards` is true by default without `known`."""
+    reads_shards = known is None if reads_shards is None else reads_shards
     values = CounterValues()
     for batch in _iterate_batches(queries):
-        totals = await store.get_many([build_total_key(each.counter) for each in batch])
-        totals_by_query = dict(zip(batch, totals, strict=True))
-        values.counts.update(
-            {each.counter: parse_counts(total) for each, total in totals_by_query.items() if total is not None}
-        )
+        totals = await _read_totals(store, [each.counter for each in batch], None if reads_shards else known)
+        values.counts.update({counter: total.counts for counter, total in totals.items()})
         incomplete = [
-            each.counter for each, total in totals_by_query.items() if not _is_complete(total, each.complete_after, now)
+            each.counter for each in batch if not _is_complete(totals[each.counter].as_of, each.complete_after, now)
         ]
         values.is_final = values.is_final and not incomplete
+        if not reads_shards:
+            unread = len(incomplete)
+            incomplete = [counter for counter in incomplete if known is None and totals[counter].as_of is None]
+            values.is_exact = values.is_exact and len(incomplete) == unread
         # An org before its apps, so that a flush in between is not counted as spend of callers without an app.
         for of_apps in (False, True):
             selected = [counter for counter in incomplete if (_parse_scope(counter).app is not None) is of_apps]
@@ -224,6 +261,16 @@ async def _read_shards(store: Store, counters: Sequence[Counter]) -> dict[Counte
     return counts_by_counter
 
 
-def _is_complete(total: Mapping[str, Any] | None, complete_after: float, now: float) -> bool:
+async def _read_totals(
+    store: Store, counters: Sequence[Counter], known: KnownTotals | None
+) -> Mapping[Counter, KnownTotal]:
+    if known is not None:
+        await known.read(store, counters)
+        return known.get_all(counters)
+    items = await store.get_many([build_total_key(counter) for counter in counters])
+    return {counter: read_total(item) for counter, item in zip(counters, items, strict=True)}
+
+
+def _is_complete(as_of: float | None, complete_after: float, now: float) -> bool:
     """A time stamp in the future comes from a wrong clock and proves nothing."""
-    return total is not None and complete_after <= float(total.get(AS_OF_ATTRIBUTE, 0)) <= now
+    return as_of is not None and complete_after <= as_of <= now
