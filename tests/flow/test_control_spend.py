@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from decimal import Decimal
 from pathlib import Path
@@ -53,9 +54,12 @@ async def test_submitted_usage_is_priced_counted_and_reported(api: ControlHarnes
         "label": "premium",
         "day": DAY,
         "cost_usd_micros": "6000",
+        "cost_usd_micros_exact": "6000",
+        "cost_usd_micros_whole": 6000,
         "daily_total_usd_micros": 6000,
         "daily_total_usd_micros_exact": "6000",
         "quota_usd_micros": 10_000_000,
+        "quota_usd_micros_exact": "10000000",
         "quota_pct": 0,
         "mode": "NORMAL",
         "active_label": "premium",
@@ -223,8 +227,13 @@ async def test_model_selection_reports_budget_state(api: ControlHarness) -> None
         "served_by": "premium",
         "would_be_served_by": "premium",
         "spent_usd_micros": "0",
+        "spent_usd_micros_exact": "0",
+        "spent_usd_micros_whole": 0,
         "in_flight_usd_micros": "0",
+        "in_flight_usd_micros_exact": "0",
+        "in_flight_usd_micros_whole": 0,
         "quota_usd_micros": 10_000_000,
+        "quota_usd_micros_exact": "10000000",
         "quota_pct": 0,
         "mode": "NORMAL",
     }
@@ -536,6 +545,39 @@ async def test_aggregates_of_others_are_those_of_the_last_total_unless_consisten
             requests,
         )
         assert economy["daily_total_usd_micros_exact"] == exact
+
+
+TEXTS = {"cost_usd_micros", "spent_usd_micros", "in_flight_usd_micros"}  # until 1.0
+
+
+def check_money(value: Any) -> int:
+    """The number of amounts. Each is a whole number with the exact figure beside it, or the other way round."""
+    if isinstance(value, list):
+        return sum(map(check_money, value))
+    if not isinstance(value, dict):
+        return 0
+    found = [name for name in value if name.endswith("_usd_micros")]
+    for name in found:
+        exact = value[f"{name}_exact"]
+        whole = value[f"{name}_whole"] if name in TEXTS else value[name]
+        assert whole == (None if exact is None else math.floor(Decimal(exact)))
+        assert type(whole) in (int, type(None))
+        assert (value[name] == exact) is (name in TEXTS or exact is None)
+    return len(found) + sum(map(check_money, value.values()))
+
+
+async def test_money_in_json_is_whole_and_rounded_down_with_the_exact_figure(api: ControlHarness) -> None:
+    await api.put_app(quotas={"premium": 10_000_000})
+    assert (await api.ask("POST", f"{SHOP}/inference-profiles", PROFILE)).status == 201
+    usage = ONE | {"label": "own", "input_tokens": 1, "output_tokens": 1}  # 2.5 micro-dollars
+    told = (await api.ask("POST", f"{SHOP}/usage", usage)).body
+    assert (told["cost_usd_micros"], told["cost_usd_micros_whole"], told["daily_total_usd_micros"]) == ("2.5", 2, 2)
+    assert (await api.ask("POST", f"{SHOP}/usage", ONE | {"request_id": "r-2"})).status == 201
+    paths = ["aggregates/today", f"aggregates/{DAY}", "model-selection", "what-if?label=premium&quota_usd_micros=7"]
+    counts = [check_money((await api.ask("GET", f"{SHOP}/{path}")).body) for path in paths]
+    board = (await api.ask("GET", f"/status/board?org={ORG}&app=shop", headers={"X-Price-Keeper-Page": "1"})).body
+    counts += [check_money(told), check_money(board)]
+    assert min(counts) >= 2, counts
 
 
 async def test_path_without_prefix_leads_to_the_same_handler(api: ControlHarness) -> None:

@@ -64,6 +64,8 @@ def test_json_report_round_trips() -> None:
         "cache_write_1h_tokens": 5,
         "guardrail_units": 6,
         "cost_usd_micros": "12345.678901",
+        "cost_usd_micros_exact": "12345.678901",
+        "cost_usd_micros_whole": 12345,
     }
     assert (document["rows"][1]["app"], document["rows"][1]["app_name"], document["rows"][1]["org_name"]) == (
         None,

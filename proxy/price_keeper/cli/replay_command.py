@@ -147,10 +147,10 @@ class _ReplaySummary:
         return {
             "requests": self.sender.requests,
             "estimated_requests": self.estimated,
-            "cost_usd_micros": money.format_exact_micros(self.sender.pico),
+            **money.build_text_record("cost_usd_micros", self.sender.pico),
             "repeated_parts": self.sender.repeated_parts,
             "recorded_after_estimate": self.sender.late_calls,
             "outdated": self.outdated,
             "left": self.sender.rejected_ulids,
-            "given_back_usd_micros": money.format_exact_micros(self.released_pico),
+            **money.build_text_record("given_back_usd_micros", self.released_pico),
         }

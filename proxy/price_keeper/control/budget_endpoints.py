@@ -22,7 +22,7 @@ from price_keeper.control.body_fields import TIMESTAMP_FIELD, BodyFields, free_t
 from price_keeper.control.control_requests import SMALL_BODY_BYTES
 from price_keeper.control.control_services import ControlServices
 from price_keeper.control.org_endpoints import load_app, load_org
-from price_keeper.domain import PICO_PER_MICRO, Caller, Scope, build_client_id
+from price_keeper.domain import Caller, Scope, build_client_id
 from price_keeper.org_calendar import PeriodSpan, find_span
 from price_keeper.reports import money
 from price_keeper.reports.settings_report import SettingsReport, format_utc
@@ -184,15 +184,25 @@ def _format_label(budget: BudgetState, label: str, own_labels: AppProfiles) -> d
         "would_be_served_by": serves,
     }
     if quota is None:
-        unset = ("spent_usd_micros", "in_flight_usd_micros", "quota_usd_micros", "quota_pct")
-        return {**formatted, **dict.fromkeys(unset), "mode": label_policy.Mode.NORMAL.value}
+        return {
+            **formatted,
+            **_format_amounts(None, None, None),
+            "quota_pct": None,
+            "mode": label_policy.Mode.NORMAL.value,
+        }
     return {
         **formatted,
-        "spent_usd_micros": money.format_exact_micros(spent),
-        "in_flight_usd_micros": money.format_exact_micros(in_flight),
-        "quota_usd_micros": quota // PICO_PER_MICRO,
+        **_format_amounts(spent, in_flight, quota),
         "quota_pct": label_policy.compute_quota_percent(spent + in_flight, quota),
         "mode": label_policy.compute_mode(spent + in_flight, quota, budget.settings.tight_pct).value,
+    }
+
+
+def _format_amounts(spent: int | None, in_flight: int | None, quota: int | None) -> dict[str, Any]:
+    return {
+        **money.build_text_record("spent_usd_micros", spent),
+        **money.build_text_record("in_flight_usd_micros", in_flight),
+        **money.build_record("quota_usd_micros", quota),
     }
 
 

@@ -30,13 +30,18 @@ _DATE: Schema = {"type": "string", "format": "date"}
 # Exact, in micro-dollars; a string, since not every program keeps a number's digits.
 _MICRO_USD: Schema = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]{1,6})?$"}
 _NULLABLE_COUNT: Schema = {"type": ["integer", "null"]}
-_QUOTA: Schema = {**_NULLABLE_COUNT, "description": "null: unlimited"}
 _NULLABLE_MICRO_USD: Schema = {**_MICRO_USD, "type": ["string", "null"]}
 
 
-def _whole_money(name: str) -> dict[str, Schema]:
+def _money(name: str) -> dict[str, Schema]:
     """Whole micro-dollars, rounded down, and the exact figure."""
     return {name: _COUNT, f"{name}_exact": _MICRO_USD}
+
+
+def _text_money(name: str, *, nullable: bool = False) -> dict[str, Schema]:
+    """A name that is the exact figure until 1.0, and the whole number from then on."""
+    exact, whole = (_NULLABLE_MICRO_USD, _NULLABLE_COUNT) if nullable else (_MICRO_USD, _COUNT)
+    return {name: exact, f"{name}_exact": exact, f"{name}_whole": whole}
 
 
 def _list_of(items: Schema, **more: Any) -> Schema:
@@ -109,7 +114,11 @@ _SHOWN_SETTINGS = _object(
     additionalProperties=False,
 )  # fmt: skip
 
-_COUNTERS: Mapping[str, Schema] = {**dict.fromkeys(UsageCounts._fields[:-1], _COUNT), "cost_usd_micros": _MICRO_USD}
+_QUOTA: Mapping[str, Schema] = {
+    "quota_usd_micros": {**_NULLABLE_COUNT, "description": "null: unlimited"},
+    "quota_usd_micros_exact": _NULLABLE_MICRO_USD,
+}
+_COUNTERS: Mapping[str, Schema] = {**dict.fromkeys(UsageCounts._fields[:-1], _COUNT), **_text_money("cost_usd_micros")}
 _OVERRIDE = _object({"label": _TEXT, "reason": _TEXT, "who": _TEXT, "until": _TIMESTAMP, "version": _COUNT})
 _NULLABLE_OVERRIDE: Schema = {"anyOf": [_OVERRIDE, {"type": "null"}]}
 _CURSOR: Schema = {"type": ["string", "null"], "description": "where the next page begins; null on the last one"}
@@ -118,8 +127,8 @@ _PRICES = {"type": "object", "additionalProperties": _NUMBER}
 
 _QUOTA_USAGE: Mapping[str, Schema] = {
     "label": _TEXT,
-    "spent_usd_micros": _MICRO_USD,
-    "quota_usd_micros": _COUNT,
+    **_text_money("spent_usd_micros"),
+    **_money("quota_usd_micros"),
     "quota_pct": _COUNT,
     "mode": _MODE,
 }
@@ -129,9 +138,9 @@ _LABEL_TOTAL = _object(
         "label": _TEXT,
         "period": _TEXT,
         **dict.fromkeys(UsageCounts._fields[:-1], _COUNT),
-        **_whole_money("daily_total_usd_micros"),
-        **_whole_money("period_total_usd_micros"),
-        "quota_usd_micros": _QUOTA,
+        **_money("daily_total_usd_micros"),
+        **_money("period_total_usd_micros"),
+        **_QUOTA,
         "quota_pct": _NULLABLE_COUNT,
         "mode": _MODE,
     }
@@ -277,9 +286,9 @@ SCHEMAS: Mapping[str, Schema] = {
                         "label": _TEXT,
                         "served_by": _NULLABLE_TEXT,
                         "would_be_served_by": _NULLABLE_TEXT,
-                        "spent_usd_micros": _NULLABLE_MICRO_USD,
-                        "in_flight_usd_micros": _NULLABLE_MICRO_USD,
-                        "quota_usd_micros": _QUOTA,
+                        **_text_money("spent_usd_micros", nullable=True),
+                        **_text_money("in_flight_usd_micros", nullable=True),
+                        **_QUOTA,
                         "quota_pct": _NULLABLE_COUNT,
                         "mode": _MODE,
                     }
@@ -331,10 +340,10 @@ SCHEMAS: Mapping[str, Schema] = {
             "request_id": _TEXT,
             "label": _TEXT,
             "day": _DATE,
-            "cost_usd_micros": _MICRO_USD,
+            **_text_money("cost_usd_micros"),
             "is_repeat": _BOOLEAN,
-            **_whole_money("daily_total_usd_micros"),
-            "quota_usd_micros": _QUOTA,
+            **_money("daily_total_usd_micros"),
+            **_QUOTA,
             "quota_pct": _NULLABLE_COUNT,
             "mode": _MODE,
             "active_label": _NULLABLE_TEXT,
@@ -406,7 +415,7 @@ SCHEMAS: Mapping[str, Schema] = {
         *("list", "scope", "course", "happened"),
     ),
     "WhatIf": _object(
-        {"label": _TEXT, "quota_usd_micros": _COUNT, "as_it_is": _WHAT_IF_OUTCOME, "as_it_would_be": _WHAT_IF_OUTCOME}
+        {"label": _TEXT, **_money("quota_usd_micros"), "as_it_is": _WHAT_IF_OUTCOME, "as_it_would_be": _WHAT_IF_OUTCOME}
     ),
 }
 

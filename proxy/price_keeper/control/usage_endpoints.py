@@ -22,9 +22,9 @@ from price_keeper.control.body_fields import TIMESTAMP_FIELD, BodyFields, FieldT
 from price_keeper.control.budget_endpoints import LABEL_FIELD, get_active_label, get_spend
 from price_keeper.control.control_requests import SMALL_BODY_BYTES
 from price_keeper.control.control_services import ControlServices
-from price_keeper.domain import PICO_PER_MICRO, Caller, build_client_id
+from price_keeper.domain import Caller, build_client_id
 from price_keeper.errors import StoreUnavailable
-from price_keeper.ledger.counter_writes import DAY_SECONDS, to_micros
+from price_keeper.ledger.counter_writes import DAY_SECONDS, to_micros, to_pico
 from price_keeper.ledger.ledger_entries import Counter
 from price_keeper.ledger.usage_submissions import (
     MAX_SUBMISSION_AGE_SECONDS,
@@ -108,8 +108,8 @@ class UsageFeedback:
             exact_at = budget.get_tracker(label).exact_at
         mode = Mode.NORMAL if quota is None else compute_mode(spent + in_flight, quota, budget.settings.tight_pct)
         return {
-            **money.build_whole_record("daily_total_usd_micros", total),
-            "quota_usd_micros": None if quota is None else quota // PICO_PER_MICRO,
+            **money.build_record("daily_total_usd_micros", total),
+            **money.build_record("quota_usd_micros", quota),
             "quota_pct": None if quota is None else compute_quota_percent(spent + in_flight, quota),
             "mode": mode.value,
             "active_label": get_active_label(budget),
@@ -269,13 +269,12 @@ async def _format_usage(
     request_id: str, stored: Mapping[str, Any], is_new: bool, counter: Counter, feedback: UsageFeedback
 ) -> dict[str, Any]:
     """`counter` is that of the budget's scope on the day of the request; a repeat has the day of the first one."""
-    exact = money.format_exact_micros(int(stored["cost_usd_micros"] * PICO_PER_MICRO))
     counted_in = counter._replace(period_or_lease=f"DAY#{stored['day'].replace('-', '')}")
     return {
         "request_id": request_id,
         "label": stored["label"],
         "day": stored["day"],
-        "cost_usd_micros": exact,
+        **money.build_text_record("cost_usd_micros", to_pico(stored["cost_usd_micros"])),
         "is_repeat": not is_new,
         **await feedback.describe(counted_in),
     }

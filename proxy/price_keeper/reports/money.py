@@ -23,9 +23,17 @@ def format_exact_micros(pico: int) -> str:
     return _format_decimal(pico, PICO_PER_MICRO)
 
 
-def build_whole_record(name: str, pico: int) -> dict[str, int | str]:
+def build_record(name: str, pico: int | None) -> dict[str, int | str | None]:
     """An amount in JSON: whole micro-dollars, rounded down, with the exact figure beside it."""
+    if pico is None:
+        return {name: None, f"{name}_exact": None}
     return {name: pico // PICO_PER_MICRO, f"{name}_exact": format_exact_micros(pico)}
+
+
+def build_text_record(name: str, pico: int | None) -> dict[str, int | str | None]:
+    """The same for names that were exact figures in strings first, and stay so until 1.0 (decision 55)."""
+    whole, exact = build_record(name, pico).values()
+    return {name: exact, f"{name}_exact": exact, f"{name}_whole": whole}
 
 
 def _format_decimal(number: int, unit: int) -> str:

@@ -1,7 +1,7 @@
 """Formats a report as JSON or CSV for other programs. Pure.
 
-Money is exact in both. JSON has micro-dollars as a string, as some programs lose digits of large numbers. CSV has
-dollars, for sums in a spreadsheet. Names are escaped so that a spreadsheet does not run them as formulas.
+Money is exact in both. JSON has micro-dollars, exact as a string, as some programs lose digits of large numbers. CSV
+has dollars, for sums in a spreadsheet. Names are escaped so that a spreadsheet does not run them as formulas.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _find_name(report: SpendReport, name: str, keys: Mapping[str, RowKey]) -> st
 
 
 def build_count_record(counts: UsageCounts) -> dict[str, Any]:
-    return {**dict(zip(COUNT_FIELDS, counts, strict=False)), "cost_usd_micros": money.format_exact_micros(counts.pico)}
+    return {**dict(zip(COUNT_FIELDS, counts, strict=False)), **money.build_text_record("cost_usd_micros", counts.pico)}
 
 
 def _to_one_line(value: Any) -> Any:

@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from price_keeper.budgets import label_policy
-from price_keeper.domain import PICO_PER_MICRO
 from price_keeper.ledger.ledger_entries import Counter
 from price_keeper.reports import money
 from price_keeper.reports.settings_report import format_utc
@@ -216,8 +215,8 @@ def format_quota_usage(view: BudgetView, label: str, quota: int) -> dict[str, An
     spent = view.spent[label]
     return {
         "label": label,
-        "spent_usd_micros": money.format_exact_micros(spent),
-        "quota_usd_micros": quota // PICO_PER_MICRO,
+        **money.build_text_record("spent_usd_micros", spent),
+        **money.build_record("quota_usd_micros", quota),
         "quota_pct": label_policy.compute_quota_percent(spent, quota),
         "mode": label_policy.compute_mode(spent, quota, view.tight_pct).value,
     }
@@ -227,7 +226,7 @@ def simulate_quota(view: BudgetView, label: str, quota: int) -> dict[str, Any]:
     """Compare the present outcome with that of another quota for a label. Changes nothing."""
     return {
         "label": label,
-        "quota_usd_micros": quota // PICO_PER_MICRO,
+        **money.build_record("quota_usd_micros", quota),
         "as_it_is": describe_outcome(view, view.quotas),
         "as_it_would_be": describe_outcome(view, {**view.quotas, label: quota}),
     }
