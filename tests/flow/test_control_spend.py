@@ -450,7 +450,7 @@ async def test_usage_failed_or_of_unknown_outcome_is_not_in_the_total(
     assert (await api.ask("POST", f"{SHOP}/usage", ONE)).status == 503
     monkeypatch.undo()
     told = (await api.ask("POST", f"{SHOP}/usage", ONE | {"request_id": "r-2"})).body
-    assert told["daily_total_usd_micros"] == 6000  # of the first nobody can know, until somebody looks
+    assert told["daily_total_usd_micros"] == 6000  # the outcome of the first is unknown until the shards are read
     premium = (await selection(api, force_check="true"))["labels"][0]
     assert premium["spent_usd_micros"] == "12000"
     assert (await api.ask("POST", f"{SHOP}/usage", ONE)).body["daily_total_usd_micros"] == 12000

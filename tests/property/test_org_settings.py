@@ -75,7 +75,7 @@ def merged(org: dict[str, Any], app: dict[str, Any]) -> dict[str, Any]:
         "agg_shard_count": 8,
     }
     found = defaults | org | own
-    if found["quotas"] is None:  # nobody named any
+    if found["quotas"] is None:
         found["quotas"] = dict.fromkeys(found["model_ordering"], 0)
     found["version"] = org.get("version", 0) + own.get("version", 0)
     normal = found["refresh_interval_normal_secs"]

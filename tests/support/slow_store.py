@@ -1,4 +1,4 @@
-"""A store with a delay before each request to it, which counts how long whoever asks has to wait, in requests."""
+"""A store that delays each request, and counts how many a caller waits for one after the other."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from price_keeper.ledger.flusher import Flusher
 from price_keeper.ledger.ledger_entries import Counter, UsageCounts
 from price_keeper.stores.contract import Store
 
-MAX_COUNTERS: Final = 20_000  # of which own usage is remembered; of the oldest ones only the total is known then
+MAX_COUNTERS: Final = 20_000  # with own usage; the oldest are evicted, and only their totals are known then
 
 _Name: TypeAlias = tuple[str, str, str]  # scope, label, period
 _NONE: Final = UsageCounts()
@@ -42,7 +42,7 @@ class _OwnUsage:
 
 
 class _Submission:
-    """Usage on its way to the store, which is own usage once it is acknowledged, and else somebody else's."""
+    """A submission in flight: own usage once it is acknowledged; usage of others if its outcome is unknown."""
 
     def __init__(self, entries: Sequence[tuple[_OwnUsage, UsageCounts]]) -> None:
         self._entries = entries
@@ -100,7 +100,7 @@ class KnownTotals:
         return {counter: self._get(counter, _find(unflushed, counter)) for counter in counters}
 
     def list_unflushed(self) -> list[Counter]:
-        """The counters of own usage that is only in the journal, of which the store may have heard nothing yet."""
+        """The counters with usage in the journal, which may be missing in the store's list of active counters."""
         return [counter for counter in self._flusher.unflushed_counts() if not counter.is_lease]
 
     def _get(self, counter: Counter, unflushed: UsageCounts) -> KnownTotal:

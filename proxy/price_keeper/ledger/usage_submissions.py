@@ -70,7 +70,7 @@ class PendingSubmission(Protocol):
         """The store has acknowledged it."""
 
     def cancel(self) -> None:
-        """It failed, or nobody knows; if it is in the store all the same, it is as if somebody else had sent it."""
+        """It failed, or its outcome is unknown: if it was stored, it counts as usage of another process."""
 
 
 class SubmissionListener(Protocol):

@@ -1,4 +1,4 @@
-"""What each label of an org's or app's budgets has used today, with its quota: also labels of which nothing is used.
+"""Usage of today and quota of each label of a budget, also of labels without usage.
 
 A budget belongs to the org, or to each of its apps, by `quota_scope`. Start with `load_budgets`.
 """
@@ -54,7 +54,7 @@ async def load_budgets(
 
 
 async def _load_org(store: Store, org: str) -> tuple[Item | None, dict[str, Item | None]]:
-    """The org's item and those of its apps, which are neighbours in its partition."""
+    """The org's item and those of its apps, in one query of its partition."""
     org_key = schema.org_config_key(org)
     rows = (await store.query(Query(org_key.table, org_key.pk, Between(schema.APPS_PREFIX, org_key.sk)))).rows
     items: dict[str, Item] = {row.key.sk: row.item for row in rows}
@@ -75,8 +75,9 @@ async def read_label_totals(
     now: float,
     known: KnownTotals | None,
 ) -> list[LabelTotal]:
-    """`day_counts` are those of today that were read already: of every counter of the org or, with `covered_app`, of
-    that app. What they lack is read at once: from totals and, without `known`, consistently from the shards."""
+    """Totals of all labels of these budgets. `day_counts` are the counters of today that the caller has read: all of
+    the org or, with `covered_app`, all of that app. The others are read in one batch: from totals with `known`, else
+    from the shards, consistently."""
     wanted = [counter for budget in budgets for pair in _iterate_counters(budget, now) for counter in pair]
     missing = [counter for counter in wanted if not _is_covered(counter, covered_app)]
     queries = [CounterQuery(counter, math.inf) for counter in dict.fromkeys(missing)]
