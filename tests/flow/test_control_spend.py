@@ -580,6 +580,21 @@ async def test_money_in_json_is_whole_and_rounded_down_with_the_exact_figure(api
     assert min(counts) >= 2, counts
 
 
+async def test_aggregates_today_have_calls_of_this_process_once_wherever_they_are(api: ControlHarness) -> None:
+    """In the journal, in the shards, in a total: the figures stay."""
+    counter = Counter(Scope(ORG, "shop").key, "premium", "DAY#20261118", 8)
+    api.flusher.spend(7_000_000, counter)
+    told = []
+    for step in (None, api.flusher.flusher.flush(), aggregate(api), aggregate_later(api)):
+        if step is not None:
+            await step
+        body = (await api.ask("GET", f"{SHOP}/aggregates/today")).body
+        told.append(
+            (body["labels"][0]["requests"], body["labels"][0]["daily_total_usd_micros"], body["total"]["requests"])
+        )
+    assert told == [(1, 7, 1)] * 4
+
+
 async def test_path_without_prefix_leads_to_the_same_handler(api: ControlHarness) -> None:
     bare = f"/orgs/{ORG}"
     assert (await api.ask("POST", f"{bare}/apps/shop/usage", ONE, who=CALLER)).status == 201

@@ -13,8 +13,9 @@ T = TypeVar("T")
 
 
 class SlowStore:
-    """`rounds` is the length of the longest chain of requests that were sent after the one before was answered.
-    `items` are all that were asked for by their keys, or returned by a query."""
+    """`rounds` is the length of the longest chain of requests that were sent after the one before was answered. Without
+    a delay, requests that could overlap may not, and it is higher. `items` are all that were asked for by their keys,
+    or returned by a query."""
 
     def __init__(self, store: Store, delay: float = 0.0) -> None:
         self._store = store

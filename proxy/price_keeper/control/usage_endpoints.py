@@ -85,13 +85,9 @@ class UsageFeedback:
         self._budget = budget
 
     @classmethod
-    async def load(cls, services: ControlServices, caller: Caller, counters: Iterable[Counter]) -> UsageFeedback:
-        """Call it before the usage is sent; what is known of totals then is known of others alone. Raises StoreError,
-        and Busy."""
-        (budget, _), _ = await asyncio.gather(
-            services.budgets.read_status(caller, forces_read=False),
-            services.budgets.known_totals.read(services.store, counters),
-        )
+    async def load(cls, services: ControlServices, request: ApiRequest) -> UsageFeedback:
+        """Raises Busy if the budget cannot be loaded."""
+        budget, _ = await services.budgets.read_status(_get_caller(request), forces_read=False)
         return cls(services, budget)
 
     async def describe(self, counter: Counter) -> dict[str, Any]:
@@ -144,9 +140,13 @@ _TOKEN_FIELD_NAMES = {name.removesuffix("_tokens"): name for name in _USAGE_FIEL
 
 
 async def post_usage(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    charging = await _load_charging(services, request)
-    submission, counters = await _parse_usage(services, charging, request.body, "")
-    feedback = await UsageFeedback.load(services, charging.caller, counters[:1])
+    async def parse() -> ChargedSubmission:
+        charging = await _load_charging(services, request)
+        charged = await _parse_usage(services, charging, request.body, "")
+        await _read_totals(services, [charged])
+        return charged
+
+    (submission, counters), feedback = await asyncio.gather(parse(), UsageFeedback.load(services, request))
     try:
         stored, is_new = await services.submissions.submit(submission, counters)
     except RequestIdConflict as failure:
@@ -162,16 +162,19 @@ async def post_usage_batch(services: ControlServices, request: ApiRequest) -> Ap
     items = body.get("items") if isinstance(body, Mapping) and set(body) == {"items"} else None
     if not isinstance(items, list) or not 0 < len(items) <= MAX_ITEMS:
         raise invalid_request("the body cannot be used", ("items", f"expected a list of 1 to {MAX_ITEMS} usages"))
-    charging = await _load_charging(services, request)
     results: dict[int, dict[str, Any]] = {}
     accepted: dict[int, ChargedSubmission] = {}
-    for index, item in enumerate(items):
-        try:
-            accepted[index] = await _parse_usage(services, charging, item, _get_item_path(index))
-        except Exception as failure:
-            results[index] = _format_failure(services, request, failure)
-    day_counters = [counters[0] for _, counters in accepted.values()]
-    feedback = await UsageFeedback.load(services, charging.caller, day_counters)
+
+    async def parse_items() -> None:
+        charging = await _load_charging(services, request)
+        for index, item in enumerate(items):
+            try:
+                accepted[index] = await _parse_usage(services, charging, item, _get_item_path(index))
+            except Exception as failure:
+                results[index] = _format_failure(services, request, failure)
+        await _read_totals(services, accepted.values())
+
+    _, feedback = await asyncio.gather(parse_items(), UsageFeedback.load(services, request))
     await _submit_batch(services, request, accepted, results, feedback)
     return ApiResponse({"results": [{"index": index, **results[index]} for index in range(len(items))]}, 207)
 
@@ -229,11 +232,22 @@ def _notify_hard_budgets(services: ControlServices, counters: Iterable[Counter])
 
 
 async def _load_charging(services: ControlServices, request: ApiRequest) -> UsageCharging:
-    org, app = request.path["org"], request.path.get("app")
-    settings = await _load_settings(services, org, app)
-    if app is None and settings.quota_scope == "APP":
+    caller = _get_caller(request)
+    settings = await _load_settings(services, caller.org, caller.app)
+    if caller.app is None and settings.quota_scope == "APP":
         raise ApiError(409, ERROR_CODES[409], "the quotas of this org apply to each app: submit usage of an app")
-    return UsageCharging(Caller(org, app, build_client_id(org, app)), settings)
+    return UsageCharging(caller, settings)
+
+
+def _get_caller(request: ApiRequest) -> Caller:
+    org, app = request.path["org"], request.path.get("app")
+    return Caller(org, app, build_client_id(org, app))
+
+
+async def _read_totals(services: ControlServices, submissions: Iterable[ChargedSubmission]) -> None:
+    """Read the day's totals before anything is sent: what is known of them then is usage of others alone."""
+    day_counters = [counters[0] for _, counters in submissions]
+    await services.budgets.known_totals.read(services.store, day_counters)
 
 
 async def _load_settings(services: ControlServices, org: str, app: str | None) -> EffectiveSettings:
