@@ -74,6 +74,21 @@ class ResolvedLabel:
     model: str
 
 
+def format_decimal(number: int, unit: int) -> str:
+    """How many units: an exact decimal without an exponent and without trailing zeros."""
+    whole, part = divmod(number, unit)
+    if not part:
+        return str(whole)
+    return f"{whole}.{part:0{len(str(unit)) - 1}}".rstrip("0")
+
+
+def build_money_record(name: str, pico: int | None) -> dict[str, int | str | None]:
+    """An amount in JSON: whole micro-dollars, rounded down, with the exact figure beside it."""
+    if pico is None:
+        return {name: None, f"{name}_exact": None}
+    return {name: pico // PICO_PER_MICRO, f"{name}_exact": format_decimal(pico, PICO_PER_MICRO)}
+
+
 def build_client_id(org: str, app: str | None) -> str:
     return f"org-{org}" if app is None else f"org-{org}-app-{app}"
 

@@ -333,7 +333,9 @@ async def test_alert_travels_from_threshold_to_receiver(server: Server, tmp_path
         "period": "DAY#20261118",
         "threshold_pct": 80,
         "spent_usd_micros": 8_000_000,
+        "spent_usd_micros_exact": "8000000.499999",
         "quota_usd_micros": 10_000_000,
+        "quota_usd_micros_exact": "10000000",
         "resets_at": "2026-11-19T00:00:00Z",
     }
     await eventually(lambda: descriptors() <= before + 1)  # the server's side of a connection may linger

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from price_keeper.domain import PICO_PER_MICRO, Scope
+from price_keeper.domain import PICO_PER_MICRO, Scope, build_money_record
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, Key
 
@@ -84,8 +84,8 @@ class Alert:
                 "label": self.label,
                 "period": self.period,
                 "threshold_pct": self.threshold_pct,
-                "spent_usd_micros": _micros(self.spent_pico),
-                "quota_usd_micros": _micros(self.quota_pico),
+                **build_money_record("spent_usd_micros", self.spent_pico),
+                **build_money_record("quota_usd_micros", self.quota_pico),
                 "resets_at": _iso(self.ends_at),
                 "raised_at": _iso(self.raised_at),
             }
@@ -101,7 +101,7 @@ class Alert:
 
 
 def _micros(pico: int) -> int:
-    """Rounded to whole micro-dollars, as in all output."""
+    """Rounded to whole micro-dollars, for people."""
     return (pico + PICO_PER_MICRO // 2) // PICO_PER_MICRO
 
 

@@ -22,7 +22,7 @@ from price_keeper.control.body_fields import TIMESTAMP_FIELD, BodyFields, free_t
 from price_keeper.control.control_requests import SMALL_BODY_BYTES
 from price_keeper.control.control_services import ControlServices
 from price_keeper.control.org_endpoints import load_app, load_org
-from price_keeper.domain import Caller, Scope, build_client_id
+from price_keeper.domain import Caller, Scope, build_client_id, build_money_record
 from price_keeper.org_calendar import PeriodSpan, find_span
 from price_keeper.reports import money
 from price_keeper.reports.settings_report import SettingsReport, format_utc
@@ -202,7 +202,7 @@ def _format_amounts(spent: int | None, in_flight: int | None, quota: int | None)
     return {
         **money.build_text_record("spent_usd_micros", spent),
         **money.build_text_record("in_flight_usd_micros", in_flight),
-        **money.build_record("quota_usd_micros", quota),
+        **build_money_record("quota_usd_micros", quota),
     }
 
 

@@ -21,8 +21,8 @@ from price_keeper.control.api_types import (
 )
 from price_keeper.control.budget_endpoints import FLAG_SCHEMA, read_flag
 from price_keeper.control.control_services import ControlServices
+from price_keeper.domain import build_money_record
 from price_keeper.org_calendar import load_zone
-from price_keeper.reports import money
 from price_keeper.reports.label_totals import LabelTotal, load_budgets, read_label_totals
 from price_keeper.reports.report_formats import COUNT_FIELDS, build_json_report
 from price_keeper.reports.report_period import ReportPeriod, check_report_period, parse_report_period
@@ -112,9 +112,9 @@ def _format_label(total: LabelTotal) -> dict[str, Any]:
         "label": total.label,
         "period": total.period,
         **dict(zip(COUNT_FIELDS, total.today, strict=False)),
-        **money.build_record("daily_total_usd_micros", total.today.pico),
-        **money.build_record("period_total_usd_micros", spent),
-        **money.build_record("quota_usd_micros", quota),
+        **build_money_record("daily_total_usd_micros", total.today.pico),
+        **build_money_record("period_total_usd_micros", spent),
+        **build_money_record("quota_usd_micros", quota),
         "quota_pct": None if quota is None else compute_quota_percent(spent, quota),
         "mode": mode.value,
     }

@@ -22,7 +22,7 @@ from price_keeper.control.body_fields import TIMESTAMP_FIELD, BodyFields, FieldT
 from price_keeper.control.budget_endpoints import LABEL_FIELD, get_active_label, get_spend
 from price_keeper.control.control_requests import SMALL_BODY_BYTES
 from price_keeper.control.control_services import ControlServices
-from price_keeper.domain import Caller, build_client_id
+from price_keeper.domain import Caller, build_client_id, build_money_record
 from price_keeper.errors import StoreUnavailable
 from price_keeper.ledger.counter_writes import DAY_SECONDS, to_micros, to_pico
 from price_keeper.ledger.ledger_entries import Counter
@@ -104,8 +104,8 @@ class UsageFeedback:
             exact_at = budget.get_tracker(label).exact_at
         mode = Mode.NORMAL if quota is None else compute_mode(spent + in_flight, quota, budget.settings.tight_pct)
         return {
-            **money.build_record("daily_total_usd_micros", total),
-            **money.build_record("quota_usd_micros", quota),
+            **build_money_record("daily_total_usd_micros", total),
+            **build_money_record("quota_usd_micros", quota),
             "quota_pct": None if quota is None else compute_quota_percent(spent + in_flight, quota),
             "mode": mode.value,
             "active_label": get_active_label(budget),

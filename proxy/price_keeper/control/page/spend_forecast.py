@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from price_keeper.budgets import label_policy
+from price_keeper.domain import build_money_record
 from price_keeper.ledger.ledger_entries import Counter
 from price_keeper.reports import money
 from price_keeper.reports.settings_report import format_utc
@@ -216,7 +217,7 @@ def format_quota_usage(view: BudgetView, label: str, quota: int) -> dict[str, An
     return {
         "label": label,
         **money.build_text_record("spent_usd_micros", spent),
-        **money.build_record("quota_usd_micros", quota),
+        **build_money_record("quota_usd_micros", quota),
         "quota_pct": label_policy.compute_quota_percent(spent, quota),
         "mode": label_policy.compute_mode(spent, quota, view.tight_pct).value,
     }
@@ -226,7 +227,7 @@ def simulate_quota(view: BudgetView, label: str, quota: int) -> dict[str, Any]:
     """Compare the present outcome with that of another quota for a label. Changes nothing."""
     return {
         "label": label,
-        **money.build_record("quota_usd_micros", quota),
+        **build_money_record("quota_usd_micros", quota),
         "as_it_is": describe_outcome(view, view.quotas),
         "as_it_would_be": describe_outcome(view, {**view.quotas, label: quota}),
     }
