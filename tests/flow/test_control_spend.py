@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from price_keeper.domain import Caller, Scope, build_client_id
 from price_keeper.errors import StoreUnavailable
-from price_keeper.ledger.aggregator import Aggregator, sum_shards
+from price_keeper.ledger.aggregator import Aggregator, build_total_key, list_active_counters, sum_shards
 from price_keeper.ledger.ledger_entries import Counter, UsageCounts
 from price_keeper.ledger.usage_submissions import MAX_SUBMISSION_AGE_SECONDS, SubmissionRecorder, UsageSubmission
 from price_keeper.stores.contract import Store
@@ -352,7 +353,10 @@ CHEAP = {"input_tokens": 1, "output_tokens": 0}  # 3 micro-dollars
 
 
 async def aggregate(api: ControlHarness) -> None:
-    await Aggregator(api.store, api.clock, 60.0).run()
+    """As the processes do that added to the counters."""
+    listed = await list_active_counters(api.store, [datetime.fromtimestamp(api.clock.now(), UTC).date()])
+    _, failures = await Aggregator(api.store, api.clock, 60.0).write_totals([each.counter for each in listed])
+    assert not failures
 
 
 @pytest.mark.parametrize("quota_scope", ["ORG", "APP"])
@@ -408,15 +412,29 @@ async def test_usage_answer_counts_own_usage_beside_an_old_total(api: ControlHar
         answer = await api.ask("POST", f"{SHOP}/usage", ONE | {"request_id": f"n{number}", "label": "economy"})
         totals.append(answer.body["daily_total_usd_micros"])
     assert totals == [2050, 4050, 6050]  # 2,000 each of its own, and 50 of the only total that there is
-    await aggregate_later(api)
+    await aggregate(api)
     answer = await api.ask("POST", f"{SHOP}/usage", ONE | {"request_id": "n3", "label": "economy"})
     assert answer.body["daily_total_usd_micros"] == 8200
     assert 0 <= answer.body["data_age_seconds"] <= 1
 
 
-async def aggregate_later(api: ControlHarness) -> None:
-    """Totals that are younger than half the interval are left alone."""
-    await Aggregator(api.store, api.clock, 0.0).run()
+async def test_submitted_usage_is_summed_by_its_own_process_and_counts_once_in_answers(api: ControlHarness) -> None:
+    aggregator, noted = Aggregator(api.store, api.clock, 60.0), list[Counter]()
+    for listener in (aggregator.note_written, noted.append):
+        api.parts.submissions.subscribe(listener)
+    assert (await api.ask("POST", f"{SHOP}/usage", ONE)).status == 201
+    assert sorted({each.scope for each in noted}) == sorted(each.scope for each in noted)
+    counter = noted[0]
+    await advance(api, 60)
+    await aggregator.run()
+    total = await api.store.get(build_total_key(counter), consistent=True)
+    assert total is not None
+    assert (total["requests"], total["cost_usd_micros"]) == (1, 6000)
+    noted.clear()
+    items = [ONE | {"request_id": f"b{number}"} for number in range(2)]
+    told = await api.ask("POST", f"{SHOP}/usage/batch", {"items": items}, who=CALLER)
+    assert told.body["results"][1]["usage"]["daily_total_usd_micros"] == 18000
+    assert noted.count(counter) == 1
 
 
 async def test_usage_batch_answers_each_item_with_the_total_after_all(api: ControlHarness) -> None:
@@ -583,9 +601,9 @@ async def test_money_in_json_is_whole_and_rounded_down_with_the_exact_figure(api
 async def test_aggregates_today_have_calls_of_this_process_once_wherever_they_are(api: ControlHarness) -> None:
     """In the journal, in the shards, in a total: the figures stay."""
     counter = Counter(Scope(ORG, "shop").key, "premium", "DAY#20261118", 8)
-    api.flusher.spend(7_000_000, counter)
+    api.recording.spend(7_000_000, counter)
     told = []
-    for step in (None, api.flusher.flusher.flush(), aggregate(api), aggregate_later(api)):
+    for step in (None, api.recording.flusher.flush(), aggregate(api), aggregate(api)):
         if step is not None:
             await step
         body = (await api.ask("GET", f"{SHOP}/aggregates/today")).body

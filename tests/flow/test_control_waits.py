@@ -16,6 +16,7 @@ import pytest
 from price_keeper.domain import Scope
 from price_keeper.ledger.aggregator import Aggregator
 from price_keeper.ledger.ledger_entries import Counter, UsageCounts
+from price_keeper.ledger.total_sweep import TotalSweep
 from price_keeper.ledger.usage_submissions import SubmissionRecorder, UsageSubmission
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
@@ -46,7 +47,7 @@ async def open_busy_org(
             submission = UsageSubmission(ORG, scope.app, f"{number}-{label}", "", counts, {})
             charged.append((submission, [Counter(scope.key, label, DAY, shards)]))
     assert all(isinstance(each, tuple) for each in await SubmissionRecorder(memory, clock).submit_all(charged))
-    await Aggregator(memory, clock, 60.0).run()
+    assert await TotalSweep(memory, clock, Aggregator(memory, clock, 60.0)).sweep()
     store = SlowStore(memory, delay)  # type: ignore[arg-type]
     async with open_control_harness(store, tmp_path, clock) as api:
         yield api, store
