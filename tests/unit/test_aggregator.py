@@ -15,6 +15,7 @@ from price_keeper.errors import StoreUnavailable
 from price_keeper.ledger.aggregator import (
     AS_OF_ATTRIBUTE,
     EARLIEST_LOOK,
+    MAX_CLOCK_SKEW_SECONDS,
     Aggregator,
     build_total_key,
     sum_shards,
@@ -410,6 +411,24 @@ async def test_a_counter_listed_by_an_earlier_version_is_swept_after_its_day(rec
     await rec.clock.advance(86_400)
     await sweep.run()
     assert await total(rec) == (2, 11)
+
+
+async def test_what_an_earlier_version_adds_after_an_announcement_is_swept_after_its_day(rec: RecordingHarness) -> None:
+    """It leaves the entries of others as they are, sums up all counters while it lives, and ends before the last."""
+    earlier_version = attach_aggregator(rec)
+    await spend_and_sum(rec, earlier_version, 5)
+    rec.flusher.sender._listing._until = {rec.counter(): 2**40}
+    sweep = build_sweep(rec)
+    await rec.clock.advance(LISTING_SECONDS + MAX_CLOCK_SKEW_SECONDS + SWEEP_SECONDS)
+    await sweep.run()
+    await spend_and_sum(rec, earlier_version, 6)
+    await spend(rec, 7)
+    await rec.clock.advance(QUIET_SECONDS)
+    await sweep.run()
+    assert await total(rec) == (2, 11)
+    await rec.clock.advance(86_400)
+    await sweep.run()
+    assert await total(rec) == (3, 18)
 
 
 async def test_a_fleet_sweeps_once_in_its_interval(rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -269,10 +269,11 @@ def _iterate_batches(pending: Sequence[_PendingTotal]) -> Iterable[Sequence[_Pen
 
 
 class ActiveCounter(NamedTuple):
-    """A counter, and until when a process has announced to add to it."""
+    """A counter, until when a process has announced to add to it, and when its last UTC day in the list ends."""
 
     counter: Counter
     writes_until: float
+    day_end: float
 
 
 async def list_active_counters(
@@ -282,6 +283,7 @@ async def list_active_counters(
     by_name: dict[tuple[str, str, str], ActiveCounter] = {}
     sort = Prefix(f"{Scope(org, app).key}#") if org is not None else None
     for day in utc_days:
+        day_end = datetime.combine(day, time(), UTC).timestamp() + DAY_SECONDS
         query = Query(
             schema.ACTIVE_COUNTERS_TABLE, schema.active_counters_partition(format_day(day)), sort, consistent=consistent
         )
@@ -294,18 +296,16 @@ async def list_active_counters(
                     row.key.sk,
                 )
                 continue
-            earlier = by_name.get(counter[:3]) or ActiveCounter(counter, 0)
+            entry: Mapping[str, Any] = row.item
+            earlier = by_name.get(counter[:3]) or ActiveCounter(counter, 0, 0)
             # Entries differ in the shard count only if it was changed; then the highest one is read.
             by_name[counter[:3]] = ActiveCounter(
-                max(counter, earlier.counter), max(_read_writes_until(row.item, day), earlier.writes_until)
+                max(counter, earlier.counter),
+                # An earlier version announces nothing.
+                max(float(entry.get(WRITES_UNTIL_ATTRIBUTE, day_end)), earlier.writes_until),
+                max(day_end, earlier.day_end),
             )
     return list(by_name.values())
-
-
-def _read_writes_until(entry: Mapping[str, Any], day: date) -> float:
-    """An earlier version announced nothing, and entered a counter on each day on which it added to it."""
-    midnight = datetime.combine(day, time(), UTC).timestamp()
-    return float(entry.get(WRITES_UNTIL_ATTRIBUTE, midnight + DAY_SECONDS))
 
 
 def build_shard_keys(counter: Counter) -> list[Key]:

@@ -2,8 +2,9 @@
 
 A process that ends may leave additions that are in no total: it was killed, or it only replayed a journal. One process
 of the fleet goes through the list of active counters every SWEEP_SECONDS. It sums a counter that has no total; each
-counter once after the time for which anybody has announced to add to it (`CounterListing`); and once more when even a
-process whose clock is wrong has stopped. So it reads no shards of a counter in use, nor of one that was swept.
+counter once after the time for which anybody has announced to add to it (`CounterListing`); once more when even a
+process whose clock is wrong has stopped; and once after its day, for processes of an earlier version. So it reads no
+shards of a counter in use, nor of one that was swept.
 
 Start with `TotalSweep.run`.
 """
@@ -109,7 +110,8 @@ class TotalSweep:
 
     def _is_left(self, listed: ActiveCounter, as_of: float) -> bool:
         now, until = self._clock.now(), listed.writes_until
-        limits = (until + SETTLE_SECONDS, until + MAX_CLOCK_SKEW_SECONDS)
+        # An earlier version adds under an announcement of others, also when that is over, until the day ends.
+        limits = (until + SETTLE_SECONDS, until + MAX_CLOCK_SKEW_SECONDS, listed.day_end + MAX_CLOCK_SKEW_SECONDS)
         return not as_of or any(as_of <= limit < now for limit in limits)
 
     async def _sweep_batch(self, batch: Sequence[ActiveCounter]) -> int:

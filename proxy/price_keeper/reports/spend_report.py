@@ -118,7 +118,7 @@ def _add_unlisted(
     names = {each.counter[:3] for each in listed}
     scopes = ((Scope.from_key(counter.scope), counter) for counter in unflushed if counter[:3] not in names)
     return listed + [
-        ActiveCounter(counter, inf)
+        ActiveCounter(counter, inf, inf)
         for scope, counter in scopes
         if org in (None, scope.org) and app in (None, scope.app)
     ]
