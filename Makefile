@@ -10,13 +10,16 @@ SECONDS ?= 3600
 SEED ?= $(shell date +%s)
 SEED := $(SEED)
 COMPILED := build/compiled
+# The version that is kept as tests/fixtures/v0_1, unless told otherwise.
+OLD    ?= a4167df2
+OLDER  := build/older/$(OLD)
 NODE   := tests/flow/clients/programs
 LOCK   := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 
 # Whoever has it set would have every process of ours read its sources anew; the tests start hundreds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup run test compiled test-compiled compiler clients test-clients test-deploy image-root test-page screenshots fuzz fuzz-properties soak check audit contract fixtures bench bench-hour bench-check bench-parts cli-docs cli-pictures newcomer format lock clean help
+.PHONY: setup run test compiled test-compiled compiler clients test-clients test-deploy image-root test-page screenshots fuzz fuzz-properties soak together check audit contract fixtures bench bench-hour bench-check bench-parts cli-docs cli-pictures newcomer format lock clean help
 
 help:                ## what can be made
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ ##/' | column -t -s '#'
@@ -129,6 +132,14 @@ soak: $(VENV)/.dev   ## an hour of load and faults (SECONDS=60: a look), a hundr
 	PRICE_KEEPER_WIRE_SECONDS=300 $(BIN)/python -m pytest -s tests/faults/test_wire_random.py
 	PRICE_KEEPER_KILLS=30 PRICE_KEEPER_STOPPED_SECONDS=60 PRICE_KEEPER_AFFLICTED_SECONDS=20 \
 	  PRICE_KEEPER_MEMORY_SECONDS=300 $(BIN)/python -m pytest -s tests/faults/test_process_*.py
+
+$(OLDER)/.venv/.run:
+	mkdir -p $(OLDER)
+	git archive $(OLD) | tar -x -C $(OLDER)
+	$(MAKE) -C $(OLDER) .venv/.run
+
+together: $(VENV)/.dev $(OLDER)/.venv/.run ## an older version (OLD=commit) and this one on one store, killed and swapped; takes ten minutes
+	$(BIN)/python -m tests.together --old $(OLDER)
 
 check: $(VENV)/.dev  ## lint, format, types, template
 	$(BIN)/ruff check .

@@ -137,15 +137,22 @@ class Member:
 
     # Its process.
 
-    async def start(self) -> None:
-        self.write_config()
+    def command(self) -> list[str]:
+        """What runs the product's command line."""
+        return [sys.executable, "-m", "tests.soak.watched", str(self.kept)]
+
+    def environment(self) -> dict[str, str]:
         keys = {"AWS_ACCESS_KEY_ID": DEFAULT_KEYS.access_key, "AWS_SECRET_ACCESS_KEY": DEFAULT_KEYS.secret_key}
         own = {**TEST_CREDENTIALS, **keys, "PRICE_KEEPER_JWT_SECRET": SECRET, "PRICE_KEEPER_API_KEY": ADMIN_KEY}
-        command = [sys.executable, "-m", "tests.soak.watched", str(self.kept), "serve", "--workers", str(self.workers)]
+        return build_environment(own)
+
+    async def start(self) -> None:
+        self.write_config()
+        command = [*self.command(), "serve", "--workers", str(self.workers)]
         began = time.time()
         with self.logs[0].open("ab") as out, self.logs[1].open("ab") as err:
             self.process = subprocess.Popen(  # noqa: ASYNC220 - it takes a millisecond
-                command, cwd=self.folder, env=build_environment(own), stdin=subprocess.DEVNULL, stdout=out, stderr=err
+                command, cwd=self.folder, env=self.environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=err
             )
         await self._until_it_answers()
         self.history.append(InForce(self.version, began, time.time()))

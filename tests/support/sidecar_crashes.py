@@ -160,7 +160,7 @@ class SegmentCopies:
         self._folder = folder
 
     def __enter__(self) -> SegmentCopies:
-        self._folder.mkdir()
+        self._folder.mkdir(exist_ok=True)
         command = [sys.executable, "-m", "tests.support.segment_copier", str(self._journal), str(self._folder)]
         self._process = subprocess.Popen(command, cwd=ROOT)
         return self
