@@ -141,7 +141,7 @@ class Flusher:
     # Calls.
 
     def check_recordable(self) -> None:
-        """Raises RecordingUnavailable if a call must not be sent, because its spend could not be recorded."""
+        """Raises RecordingUnavailable if spend could not be recorded. Asks for a flush if much is unflushed."""
         pico, journal = self.journal.tally.pico, self.journal
         if pico + self._unsent_pico > self._max_unflushed_pico:
             usd = self._max_unflushed_pico / PICO_PER_USD

@@ -262,7 +262,7 @@ class RateLease:
         self._update_low_water()
 
     def on_refused(self, plan: TopUpPlan, wait_ms: int | None, remaining: Mapping[str, int], now: float) -> None:
-        """Record that the bucket has not enough, and schedule the next top-up."""
+        """Record a top-up that took nothing, because the bucket has not enough or others were faster each time."""
         if all(remaining.get(name, need) >= need for name, need in plan.needs.items()):
             self.on_failed(plan, now, had_conflicts=True)  # there is enough, but others were faster each time
             return

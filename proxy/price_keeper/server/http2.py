@@ -1,4 +1,4 @@
-"""HTTP/2 with prior knowledge: the asyncio protocol of a connection.
+"""HTTP/2, over TLS (ALPN) or with prior knowledge: the asyncio protocol of a connection.
 
 `data_received` hands each frame to the method in `_RECEIVERS`; `http2_frames` has the wire format and the table that
 says what a frame does to its stream, `http2_headers` the header lists, and `http2_stream` a request and its response.

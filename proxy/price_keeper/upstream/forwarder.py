@@ -1,8 +1,9 @@
-"""Forward a call to the first endpoint that accepts it.
+"""Forward a call to the first target that accepts it.
 
 START HERE: `Forwarder.forward`. The call is signed and sent once to each target in turn, until one responds with a
-status that may be shown. The next target is tried only if the call was certainly not executed: no connection, status
-429, or the sidecar's own credentials refused. The response is relayed while it arrives (`relay.py`).
+status that may be shown. The next target is tried only if the call was certainly not executed: no connection, a break
+before the call was written, status 429, or the sidecar's own credentials refused. The response is relayed while it
+arrives (`relay.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Relay one response from Bedrock to the caller: forwarded as it arrives, observed, never altered.
 
-If the caller leaves, the rest is still read within bounds, because the usage comes last. If Bedrock breaks off, the
-caller's response is aborted, because a clean end would look like success.
+If the caller leaves, the rest is still read within bounds, because the usage comes last; while `retry_joiner` keeps the
+response for a retry, its bounds hold first. If Bedrock breaks off, the caller's response is aborted, because a clean
+end would look like success.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Whether Bedrock can be reached and accepts the sidecar's credentials, for readiness, metrics and the log.
 
-The forwarder reports each connect and each refusal here. A caller sees only its own error; the reason is logged here,
-at most once in `LOG_INTERVAL_SECONDS` for each endpoint.
+The forwarder reports each connect and each refusal here. A caller sees only its own error; the reason is logged here: a
+failed connect at most once in `LOG_INTERVAL_SECONDS` for each endpoint, a refusal of the credentials once, and again
+only when none came for `REFUSAL_TTL_SECONDS`. Readiness reports it meanwhile.
 """
 
 from __future__ import annotations

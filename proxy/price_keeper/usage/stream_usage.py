@@ -2,8 +2,8 @@
 server-sent events. Pure.
 
 While a stream runs, each frame costs as little work as possible; parsing waits until the end. Then `usage()` is what
-the stream itself stated, or None if it was cut before. In that case the input is that of `partial_usage()`, which may
-be None as well, and the output is `estimate_output()`.
+the stream itself stated, or None if it was cut before. In that case a soft budget is charged the input of
+`partial_usage()`, which may be None as well, and the output of `estimate_output()`; a hard one is charged the ceiling.
 
 The chunks of all model families are read with the table of `model_families`. A family whose chunks state their counts
 one level deeper needs an entry in `_WRAPPERS`.

@@ -7,8 +7,8 @@
     CostReservation      the reserved ceiling of one call, settled by its receipt or released if it is never sent
 
 No call waits for the store while the lease has enough. If it has not, all waiting calls share one top-up. If the
-bucket has not enough either, what is left in the lease is released, so that small remainders of many processes come
-together.
+bucket has not enough either, what is left in the lease is released once no call is in flight, so that small remainders
+of many processes come together.
 
 A write whose answer was lost counts neither as done nor as undone. The next write finds out by the row's sequence
 number; until then, leased money of that write is not spent, and released money is not used again.
