@@ -25,7 +25,8 @@ class RequestObserver(Protocol):
     def on_completed(self, receipt: Any) -> None:
         """Called with the usage and cost of the call; `receipt` is None if it cost nothing."""
 
-    def on_cancelled(self) -> None: ...
+    def on_never_sent(self) -> None:
+        """Called instead of `on_completed` if the call was never sent."""
 
 
 class RequestMemory(Protocol):

@@ -47,11 +47,12 @@ _MODEL_PATH_PREFIX: Final = b"/model/"  # other paths name their model, if at al
 MAX_ROUTES: Final = 1000
 
 
-class CancellableListener(CompletionListener, Protocol):
-    """Called exactly once per call: with its receipt, or because it was never sent."""
+class CallOutcomeListener(CompletionListener, Protocol):
+    """Called exactly once per call: with its receipt, with None before a call that costs nothing is sent, or because
+    the call was never sent."""
 
-    def on_cancelled(self) -> None:
-        """The call was not sent; whatever was reserved for it is released."""
+    def on_never_sent(self) -> None:
+        """Whatever was reserved for the call is released."""
 
 
 class RequestHandler:
@@ -103,7 +104,7 @@ class RequestHandler:
         response_headers: ResponseHeaders = [(b"x-price-keeper-request-id", self.new_request_id())]
         error_responder, counted_as = responder, NONE  # for a response that is an error, and for metrics
         shared: SharedResponse | None = None
-        pending: tuple[CancellableListener, ...] = ()  # to be told of the call's end, unless its meter takes them over
+        pending: tuple[CallOutcomeListener, ...] = ()  # to be told of the call's end, unless its meter takes them over
         try:
             try:
                 if request.target == b"/credentials":
@@ -236,7 +237,7 @@ class RequestHandler:
                     meter.close()
             finally:
                 for listener in pending:
-                    listener.on_cancelled()
+                    listener.on_never_sent()
         except Exception as failure:
             self._respond_with_error(error_responder, response_headers, failure, counted_as)
         finally:

@@ -31,7 +31,7 @@ async def test_first_call_creates_bucket_and_next_calls_read_nothing(world: Hard
             assert held is not None
             held.on_completed(Receipt(UsageCounts(1, pico=1)))
             held.on_completed(Receipt(UsageCounts(1, pico=1)))
-            held.on_cancelled()  # twice is once
+            held.on_never_sent()  # twice is once
         assert (lease.free, lease.in_flight) == (40, 0)
         assert all(lease.try_reserve(8) for _ in range(5))
         assert not lease.try_reserve(1)
@@ -81,7 +81,7 @@ async def test_small_remainders_of_processes_are_pooled(world: HardBudgetWorld) 
         for lease in (mine, theirs):
             held = await reserve_after(world, lease, 45)
             assert held is not None
-            held.on_cancelled()
+            held.on_never_sent()
         assert (mine.free, theirs.free, read_unleased(world)) == (45, 45, 10)
         assert await reserve_after(world, mine, 90) is None
         assert (mine.free, read_unleased(world)) == (0, 55)
@@ -113,13 +113,13 @@ async def test_lease_after_burst_is_returned(world: HardBudgetWorld) -> None:
         for call in burst:
             held = call.result()
             assert held is not None
-            held.on_cancelled()
+            held.on_never_sent()
         assert lease.free >= 95_000
         for _ in range(30):
             await world.clock.advance(1)
             held = await reserve_after(world, lease, 500)
             assert held is not None
-            held.on_cancelled()
+            held.on_never_sent()
             await leases.tick()
         assert lease.free < 20_000
         assert read_unleased(world) + lease.free == 100_000
@@ -130,7 +130,7 @@ async def test_store_outage_refuses_all_but_leased_money(world: HardBudgetWorld)
     async with open_process(world) as (lease, _, wire):
         held = await reserve_after(world, lease, 30)
         assert held is not None
-        held.on_cancelled()
+        held.on_never_sent()
         wire.is_away = True
         assert await reserve_after(world, lease, 30)
         assert await reserve_after(world, lease, 30) is None
@@ -195,7 +195,7 @@ async def test_bucket_follows_newest_settings_once(world: HardBudgetWorld) -> No
         assert read_unleased(world) == -140
         assert old.status.quota == 50
         assert held is not None
-        held.on_cancelled()
+        held.on_never_sent()
         await made[1][0].tick()  # where a quota is exceeded already, no process keeps the rest
         assert (new.free, read_unleased(world)) == (0, 10)
         made[1][0].get(NAME, 80, 4)

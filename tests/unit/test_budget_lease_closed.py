@@ -27,7 +27,7 @@ async def test_closed_lease_spends_nothing_more(world: HardBudgetWorld) -> None:
         lease = leases.get(NAME, world.quota, world.version)
         held = await _held(lease, 100)
         assert held is not None
-        held.on_cancelled()
+        held.on_never_sent()
         shutil.copytree(folder, world.folder / "copy")
         assert await release_former_leases(store, world.clock, world.folder / "copy") == 100
         assert await _held(lease, 200) is None

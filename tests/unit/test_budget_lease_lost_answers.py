@@ -47,7 +47,7 @@ async def test_lost_return_answer_is_resolved(world: HardBudgetWorld, fault: str
     async with open_process(world) as (lease, leases, wire):
         held = await reserve_after(world, lease, 60)
         assert held is not None
-        held.on_cancelled()
+        held.on_never_sent()
         await leases.tick()
         await world.clock.advance(6)
         wire.set_fault(fault, 0)

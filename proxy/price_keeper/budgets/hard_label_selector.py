@@ -128,7 +128,7 @@ class HardLabelSelector:
             elif self._find_prices(candidate) == prices:
                 return ReservedCandidate(decision, _fix_prices(prices, candidate), ceiling, reservation)
             else:  # the prices changed while the store was read; decide again
-                reservation.on_cancelled()
+                reservation.on_never_sent()
 
     def _find_prices(self, candidate: Candidate) -> CallPrices:
         resolved, pricing, targets = candidate

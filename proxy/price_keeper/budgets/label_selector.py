@@ -280,7 +280,7 @@ class LabelSelector:
                 call = await run_in_thread_if_large(body, locate_model, call, body)
             except BaseException:
                 if reservation is not None:
-                    reservation.on_cancelled()
+                    reservation.on_never_sent()
                 raise
         stats = self._request_stats.get_stats(call.operation.name, pricing.counted_label)
         return Selection(self.meters, resolved, call, body, [*targets], stats, pricing, charged, ceiling, reservation)

@@ -60,7 +60,7 @@ class SettingsSnapshot(Protocol):
 
 
 class RateReservation:
-    """The tokens reserved for one admitted call: settled once, by `on_completed` or else by `on_cancelled`."""
+    """The tokens reserved for one admitted call: settled once, by `on_completed` or else by `on_never_sent`."""
 
     __slots__ = ("_decision", "_lease_manager", "_tokens")
 
@@ -81,7 +81,7 @@ class RateReservation:
         used = input + output + written_5m + written_1h
         self._lease_manager.settle(decision, {TOKENS: MILLI * (max(used, self._tokens) if is_estimated else used)})
 
-    def on_cancelled(self) -> None:
+    def on_never_sent(self) -> None:
         """Give everything back. A call that was not completed before this was never sent."""
         decision, self._decision = self._decision, None
         if decision is not None:

@@ -248,7 +248,7 @@ class _TracedResponder:
             }
         )
 
-    def on_cancelled(self) -> None:
+    def on_never_sent(self) -> None:
         pass
 
     def end_span(self) -> None:

@@ -100,7 +100,7 @@ class CostReservation:
         if lease is not None:
             lease.settle(self.ceiling, 0 if receipt is None else receipt.counts[-1])
 
-    def on_cancelled(self) -> None:
+    def on_never_sent(self) -> None:
         self.on_completed(None)
 
 
