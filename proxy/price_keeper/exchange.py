@@ -17,7 +17,7 @@ from price_keeper.domain import Caller
 Header: TypeAlias = "tuple[bytes, bytes]"
 
 
-class RequestObserver(Protocol):
+class RequestTrace(Protocol):
     """Receives what tracing needs to know about a request and cannot read from its response."""
 
     def on_authenticated(self, caller: Caller) -> None: ...
@@ -47,11 +47,11 @@ class Request:
         "memory",
         "memory_bytes",
         "method",
-        "observer",
         "peer",
         "received_at",
         "repeated",
         "target",
+        "trace",
     )
 
     def __init__(self, method: bytes, target: bytes, headers: dict[bytes, bytes], repeated: frozenset[bytes]) -> None:
@@ -63,7 +63,7 @@ class Request:
         self._body_sha256 = ""
         self.peer = ""  # IP address of the client; empty if unknown
         self.received_at = 0.0  # when it was complete, by the monotonic clock
-        self.observer: RequestObserver | None = None
+        self.trace: RequestTrace | None = None
         self.memory: RequestMemory | None = None
         self.memory_bytes = 0  # reserved in `memory` for this request
 

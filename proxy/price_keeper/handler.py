@@ -127,9 +127,9 @@ class RequestHandler:
                     parsed_call = await run_in_thread_if_large(request.body, parse_call, request)
                     counted_as = parsed_call.operation.name
                 headers = select_upstream_headers(request, self._simulated_prefix)
-                if request.observer is not None:
-                    request.observer.on_authenticated(caller)
-                    pending = (request.observer,)
+                if request.trace is not None:
+                    request.trace.on_authenticated(caller)
+                    pending = (request.trace,)
                 if route is None:
                     route = await self._find_route(request, caller, parsed_call)
 

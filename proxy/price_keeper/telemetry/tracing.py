@@ -114,7 +114,7 @@ class Tracing:
         span = self._start_span(target, request)
         self._spans_made += span.is_recording()
         traced_responder = _TracedResponder(span, _SPAN_NAMES[target.operation], target.id, responder)
-        request.observer = traced_responder
+        request.trace = traced_responder
         try:
             await handler(request, traced_responder)
         finally:
@@ -224,7 +224,7 @@ class _TracedResponder:
             self._record_error("cut")
         self._responder.abort()
 
-    # The observer.
+    # The request's trace.
 
     def on_authenticated(self, caller: Caller) -> None:
         self._span.set_attribute("price_keeper.org", caller.org)
