@@ -172,15 +172,19 @@ async def run(
     slot: WorkerSlot = SINGLE_WORKER,
     read_config: ReadConfig | None = None,
     *,
-    is_refused: bool = False,
+    is_reload_rejected: bool = False,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain and return. A signal during startup ends it without a drain.
 
-    `read_config` reads the configuration again on SIGHUP. `is_refused`: see `ConfigReloader`.
+    `read_config` reads the configuration again on SIGHUP. `is_reload_rejected`: the last reload, before this process
+    was started, was rejected, so `config` is older than the file; readiness and metrics report it.
     """
     clock, orphans, journal = clock or SystemClock(), find_orphaned_journals(config, slot), Path(config.journal.dir)
     config, snapshot_file = slot.localize_config(config), SnapshotFile(journal, clock, slot.number, slot.count)
-    stop_signal, reloader = StopSignal(slot.lifeline), ConfigReloader(config, read_config, clock, is_refused=is_refused)
+    stop_signal, reloader = (
+        StopSignal(slot.lifeline),
+        ConfigReloader(config, read_config, clock, is_reload_rejected=is_reload_rejected),
+    )
     asyncio.get_running_loop().set_default_executor(DaemonThreadPool())
     token_service = data_port_wiring.build_token_service(config, environ, clock, can_mint=role != "sidecar")
     if role == "control" and not token_service.can_mint:

@@ -48,10 +48,10 @@ class ConfigReloader:
     """Handles SIGHUP from its construction on; a signal that arrives before `start` is handled in `start`."""
 
     def __init__(
-        self, config: Config, read_config: ReadConfig | None, clock: Clock, *, is_refused: bool = False
+        self, config: Config, read_config: ReadConfig | None, clock: Clock, *, is_reload_rejected: bool = False
     ) -> None:
-        """`read_config` is None if the configuration did not come from a file. `is_refused`: the last reload, before
-        this process was started, was rejected, so `config` is older than the file."""
+        """`read_config` is None if the configuration did not come from a file. `is_reload_rejected`: the last reload,
+        before this process was started, was rejected, so `config` is older than the file."""
         self.config = config
         self._read_config = read_config
         self._clock = clock
@@ -61,12 +61,12 @@ class ConfigReloader:
         self._is_requested = reload_signal.take_reload_request()
         self._is_reloading = self._is_stopped = False
         self._last_applied_at = clock.now()
-        self._is_refused = is_refused
+        self._is_reload_rejected = is_reload_rejected
         self._results = {"taken": 0, "refused": 0}
 
     def register_metrics(self, telemetry: MetricsRegistry) -> None:
         telemetry.add(metrics.RELOADS, lambda: [({"result": result}, n) for result, n in self._results.items()])
-        telemetry.add(metrics.CONFIGURATION_REFUSED, lambda: float(self._is_refused))
+        telemetry.add(metrics.CONFIGURATION_REFUSED, lambda: float(self._is_reload_rejected))
         telemetry.add(metrics.CONFIGURATION_TAKEN_TIMESTAMP, lambda: self._last_applied_at)
 
     def add_step(self, prepare: PrepareConfig) -> None:
@@ -79,7 +79,7 @@ class ConfigReloader:
         async def refused() -> str:
             return CONFIG_REFUSED_TEXT
 
-        return {"configuration": refused} if self._is_refused else {}
+        return {"configuration": refused} if self._is_reload_rejected else {}
 
     def start(self, tasks: Tasks) -> None:
         self._tasks = tasks
@@ -133,13 +133,13 @@ class ConfigReloader:
         self.config = loaded.config
         for apply in apply_steps:
             apply()
-        self._is_refused, self._last_applied_at = False, self._clock.now()
+        self._is_reload_rejected, self._last_applied_at = False, self._clock.now()
         self._results["taken"] += 1
         _log.warning("SIGHUP: labels and prices reloaded: %s", loaded.changes)
         log_restart_keys(loaded.restart_keys)
 
     def _reject(self, problems: Sequence[str]) -> None:
-        self._is_refused = True
+        self._is_reload_rejected = True
         self._results["refused"] += 1
         log_rejection(problems)
 

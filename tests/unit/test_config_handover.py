@@ -81,12 +81,12 @@ def test_mistake_is_reported_by_supervisor_and_known_to_workers(pair: Pair, capl
     assert refused.value.problems == ()
     assert (price(pair.supervisor), price(pair.worker), price(pair.forked())) == (5, 5, 5)
     assert pair.worker.read_new_config() is pair.forked().read_new_config() is None
-    assert pair.forked().is_refused
+    assert pair.forked().is_reload_rejected
     pair.write(7)
     assert pair.supervisor.publish()
     pair.worker.read_new_config()
     assert price(pair.worker) == 7
-    assert not pair.forked().is_refused
+    assert not pair.forked().is_reload_rejected
 
 
 def test_configuration_not_yet_read_by_worker_survives_later_refusal(pair: Pair) -> None:

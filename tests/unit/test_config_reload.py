@@ -145,7 +145,7 @@ async def test_failing_part_prevents_reload_everywhere(
 
 
 async def test_start_after_refused_reload_reports_it_until_next_success(rig: Rig) -> None:
-    rig.reloading = ConfigReloader(CONFIG, rig.found, rig.clock, is_refused=True)
+    rig.reloading = ConfigReloader(CONFIG, rig.found, rig.clock, is_reload_rejected=True)
     rig.reloading.start(rig.tasks)
     assert await rig.reloading.build_checks()["configuration"]() == CONFIG_REFUSED_TEXT
     assert (rig.metrics()["configuration_refused"], rig.metrics()['reloads_total{result="refused"}']) == (1, 0)

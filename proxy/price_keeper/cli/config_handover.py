@@ -76,8 +76,8 @@ class ConfigHandover:
     # Called by a worker.
 
     @property
-    def is_refused(self) -> bool:
-        """Whether the last reload attempt was refused, so that this worker keeps its configuration."""
+    def is_reload_rejected(self) -> bool:
+        """Whether the last reload was rejected, so that this worker keeps its configuration."""
         return self._latest_number > self._accepted_number
 
     def read_new_config(self) -> Config | None:

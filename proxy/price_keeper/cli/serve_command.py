@@ -207,7 +207,13 @@ class _WorkerProgram:
             os.kill(os.getpid(), signal.SIGHUP)  # the next reload may be published already, and refused
             return apply_reloadable(worker_config, new_config)
 
-        run = partial(app.run, role=self._role, slot=slot, read_config=reload_config, is_refused=handover.is_refused)
+        run = partial(
+            app.run,
+            role=self._role,
+            slot=slot,
+            read_config=reload_config,
+            is_reload_rejected=handover.is_reload_rejected,
+        )
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(run(config, self._environ, on_started))
