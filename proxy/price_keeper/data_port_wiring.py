@@ -314,14 +314,14 @@ def _build_find_targets(config: Config, bedrock: BedrockAccess) -> FindTargets:
     """A function that lists the targets of a call, in order of preference. Targets, which include the encoded path, are
     cached per label, model and operation."""
 
-    def list_places(label: LabelConfig) -> list[tuple[UpstreamEndpoint, str, str]]:
+    def list_endpoints(label: LabelConfig) -> list[tuple[UpstreamEndpoint, str, str]]:
         return [
             (*_locate_endpoint(each.region, each.endpoint or bedrock.url), each.model or label.model)
             for each in label.endpoints
         ]
 
     default = _locate_endpoint(config.upstream.region, bedrock.url)
-    places = {name: list_places(label) for name, label in config.labels.items()}
+    endpoints = {name: list_endpoints(label) for name, label in config.labels.items()}
 
     def find_targets(resolved: ResolvedLabel, call: ParsedCall) -> list[UpstreamTarget]:
         label_or_profile = resolved.profile if type(resolved) is ResolvedProfile else resolved.label
@@ -333,17 +333,16 @@ def _build_find_targets(config: Config, bedrock: BedrockAccess) -> FindTargets:
     def build_targets(
         label_or_profile: str | InferenceProfile, model: str, path: str, operation: Operation | None
     ) -> list[UpstreamTarget]:
-        own_places = (
-            places.get(label_or_profile)
+        configured = (
+            endpoints.get(label_or_profile)
             if isinstance(label_or_profile, str)
-            else list_places(label_or_profile.label_config)
+            else list_endpoints(label_or_profile.label_config)
         )
-        serving_places = own_places or [(*default, model)]
         return [
             UpstreamTarget(
-                endpoint, region, own, path or operations.OperationPath(cast(Operation, operation), own).path
+                endpoint, region, served, path or operations.OperationPath(cast(Operation, operation), served).path
             )
-            for endpoint, region, own in serving_places
+            for endpoint, region, served in configured or [(*default, model)]
         ]
 
     return find_targets

@@ -134,7 +134,7 @@ class EndpointConfig:
     allow_insecure: bool = False
 
 
-def places_have_one_price(model: str, endpoints: tuple[EndpointConfig, ...]) -> Iterator[RuleViolation]:
+def endpoints_have_one_price(model: str, endpoints: tuple[EndpointConfig, ...]) -> Iterator[RuleViolation]:
     first: dict[tuple[str, str], int] = {}
     for number, endpoint in enumerate(endpoints):
         earlier = first.setdefault((endpoint.region, endpoint.model or model), number)
@@ -145,7 +145,7 @@ def places_have_one_price(model: str, endpoints: tuple[EndpointConfig, ...]) -> 
 
 @dataclass(frozen=True, slots=True)
 class LabelConfig:
-    rules = (places_have_one_price,)
+    rules = (endpoints_have_one_price,)
 
     model: str = field(metadata=constraints(must_be.model))
     format: Format

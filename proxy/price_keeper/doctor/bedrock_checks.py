@@ -79,7 +79,7 @@ def build_bedrock_checks(context: DoctorContext) -> list[DoctorCheck]:
     if context.is_simulated:
         return [DoctorCheck("Bedrock", _skip_simulated)]
     endpoints = list_bedrock_endpoints(context.config)
-    return [DoctorCheck(f"Bedrock in {place.region}", partial(_check_bedrock, place)) for place in endpoints]
+    return [DoctorCheck(f"Bedrock in {each.region}", partial(_check_bedrock, each)) for each in endpoints]
 
 
 async def _skip_simulated(_: DoctorContext) -> Finding:

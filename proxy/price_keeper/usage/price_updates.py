@@ -165,7 +165,7 @@ class PriceTables:
         self._clock = clock
         self._labels = tuple(_build_label_prices(config))
         self._model_by_region = {
-            place.model_region: identify_model(place.model_region.model) for place in self._labels if place.follows_list
+            each.model_region: identify_model(each.model_region.model) for each in self._labels if each.follows_list
         }
         self._default_table = build_price_table(config.default_price) if config.default_price is not None else None
         self._by_label = self._index_tables()
@@ -202,15 +202,15 @@ class PriceTables:
         now = self._clock.now()
         return [
             PriceStatus(
-                place.label,
-                place.model_region.region,
-                place.model_region.model,
-                place.table.source,
-                place.table.version,
-                None if place.read_at is None else now - place.read_at,
-                place.trouble,
+                each.label,
+                each.model_region.region,
+                each.model_region.model,
+                each.table.source,
+                each.table.version,
+                None if each.read_at is None else now - each.read_at,
+                each.trouble,
             )
-            for place in self._labels
+            for each in self._labels
         ]
 
     async def refresh(self) -> None:
@@ -251,7 +251,7 @@ class PriceTables:
     def _build_row(self, model_region: _ModelRegion, products: Sequence[Product]) -> Item:
         model = self._model_by_region[model_region]
         found = UnclearPrices(_UNIDENTIFIED_MODEL) if model is None else select_prices(model, products)
-        label = next(place for place in self._labels if place.model_region == model_region)
+        label = next(each for each in self._labels if each.model_region == model_region)
         description: Item = {
             "model_label": label.label,
             "tier": DEFAULT_TIER,
@@ -334,9 +334,9 @@ class PriceTables:
     def _index_tables(self) -> Mapping[str, Mapping[str, Mapping[str, PriceTable]]]:
         """Nest by label, region and model, so that `for_label` needs three lookups and creates no key object."""
         nested: dict[str, dict[str, dict[str, PriceTable]]] = {}
-        for place in self._labels:
-            nested.setdefault(place.label, {}).setdefault(place.model_region.region, {})[place.model_region.model] = (
-                place.table
+        for each in self._labels:
+            nested.setdefault(each.label, {}).setdefault(each.model_region.region, {})[each.model_region.model] = (
+                each.table
             )
         return nested
 
