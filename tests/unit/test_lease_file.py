@@ -170,6 +170,21 @@ async def test_lease_named_but_never_taken_is_closed(tmp_path: Path) -> None:
         await store.transact(lease_rows.build_take(name, HOLDER, 0, 10, 10))
 
 
+async def test_release_of_former_leases_logs_each_budget_that_got_money_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, name, spent = MemoryStore(), new_budget_key(), new_budget_key()
+    file = BudgetLeaseFile(tmp_path, HOLDER)
+    for key, leased in ((name, 600), (spent, 150)):
+        await put_lease_row(store, key, leased, 150)
+        await file.add(key)
+    caplog.set_level("INFO", "price_keeper.hard")
+    await release_former_leases(store, ManualClock(), tmp_path)
+    (line,) = caplog.messages
+    assert " ".join(name) in line
+    assert " ".join(spent) not in line
+
+
 async def test_missing_bucket_does_not_keep_lease_open(tmp_path: Path) -> None:
     store, name = MemoryStore(), new_budget_key()
     await put_lease_row(store, name, 600, 150, tmp_path)

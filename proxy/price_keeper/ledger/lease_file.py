@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
 import orjson
 
 from price_keeper.clock import Clock
+from price_keeper.domain import PICO_PER_USD
 from price_keeper.errors import ReasonCode, TransactionFailed
 from price_keeper.ledger import lease_rows
 from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetKey
@@ -132,8 +133,12 @@ def retain_all(folder: Path) -> None:
             "hard budgets stays leased until their period is over (raise a quota if its calls are refused before): %s",
             folder,
             len(keys),
-            ", ".join(" ".join(key) for key in islice(keys, MAX_KEYS_SHOWN)),
+            _format_keys(keys),
         )
+
+
+def _format_keys(keys: Iterable[HardBudgetKey]) -> str:
+    return ", ".join(" ".join(key) for key in islice(keys, MAX_KEYS_SHOWN))
 
 
 def _list_lease_files(folder: Path) -> Iterator[Path]:
@@ -154,10 +159,18 @@ async def _release_leases(store: Store, clock: Clock, path: Path) -> int:
             return await _close_lease(store, clock, key, holder)
 
     keys = [key for key in await asyncio.to_thread(_read_keys, path) if not key.is_long_past(clock.now())]
-    released = sum(await asyncio.gather(*map(close_one, keys)))
+    released = dict(zip(keys, await asyncio.gather(*map(close_one, keys)), strict=True))
     for obsolete in (_build_replacement_path(path), path):
         await asyncio.to_thread(obsolete.unlink, missing_ok=True)
-    return released
+    pico = sum(released.values())
+    if pico:
+        _log.info(
+            "released %.6f USD of hard budgets that an ended run had leased (%s): %s",
+            pico / PICO_PER_USD,
+            path,
+            _format_keys(key for key, each in released.items() if each),
+        )
+    return pico
 
 
 def _read_keys(path: Path) -> list[HardBudgetKey]:

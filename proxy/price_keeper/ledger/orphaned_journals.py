@@ -20,7 +20,6 @@ from pathlib import Path
 from price_keeper.alerts.alert_outbox import ALERT_SUFFIX, UNFINISHED_SUFFIX
 from price_keeper.alerts.alert_setup import ALERTS_FOLDER
 from price_keeper.clock import Clock
-from price_keeper.domain import PICO_PER_USD
 from price_keeper.errors import JournalInUse, JournalUnusable, StoreError
 from price_keeper.ledger.journal_lock import LOCK_NAME, lock_folder
 from price_keeper.ledger.lease_file import RETAINED_PREFIX, release_former_leases
@@ -100,7 +99,7 @@ class OrphanedJournals:
         """Return the leases, move the alerts, and remove the folder. Call it when all spend of its journal is in the
         store."""
         try:
-            returned_pico = await release_former_leases(store, clock, folder)
+            await release_former_leases(store, clock, folder)
             moved, is_removed = await asyncio.to_thread(self._clear_folder, folder)
         except (StoreError, OSError) as failure:
             if self._logged.get(folder) != str(failure):
@@ -113,12 +112,6 @@ class OrphanedJournals:
             return
         for on_alerts_moved in self._on_alerts_moved:
             on_alerts_moved(moved)
-        if returned_pico:
-            _log.info(
-                "released %.6f USD of hard budgets that the worker of %s had leased",
-                returned_pico / PICO_PER_USD,
-                folder,
-            )
         if not is_removed:
             self._unusable.add(folder)
             _log.warning(

@@ -140,13 +140,11 @@ class Recording:
         if not self.has_former_leases or self.flusher.has_recovered_segments:
             return
         try:
-            returned_pico = await release_former_leases(self.store, self.clock, self.folder, self.lease_file.holder)
+            await release_former_leases(self.store, self.clock, self.folder, self.lease_file.holder)
         except (StoreError, OSError) as failure:
             _log.warning("budget leases of former runs cannot be released yet; they are tried again: %s", failure)
             return
         self.has_former_leases = False
-        if returned_pico:
-            _log.info("released %.6f USD of hard budgets that former runs had leased", returned_pico / PICO_PER_USD)
 
     async def finish(self) -> None:
         """Flush what is recorded; what the store does not take waits in the journal for the next start. Then, when no

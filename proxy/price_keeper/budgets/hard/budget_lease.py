@@ -573,11 +573,10 @@ class BudgetLeaseWriter:
         if row.sequence != self._sequence + 1:
             self.is_closed = True
             _log.error(
-                "budget lease of holder %s on label %s, period %s, was closed by another process that replayed this "
-                "journal; calls under this hard budget are refused until this process is restarted",
+                "the lease of hard budget %s, holder %s, was closed by another process that replayed this journal; "
+                "calls under this hard budget are refused until this process is restarted",
+                " ".join(self._key),
                 self._holder,
-                self._key.label,
-                self._key.period,
             )
             raise LeaseClosed from None
         self._confirm_sequence(row.leased)
