@@ -251,10 +251,9 @@ class Aggregator:
             self._above_shards.clear()
         if counter[:3] not in self._above_shards:
             _log.warning(
-                "the total of %s %s is higher than its shards, as after a replay with --force or when shards have "
+                "the total of %s %s %s is higher than its shards, as after a replay with --force or when shards have "
                 "expired; it stays, because totals are never lowered",
-                counter.scope,
-                counter.label,
+                *counter[:3],
             )
         self._above_shards.add(counter[:3])
 
