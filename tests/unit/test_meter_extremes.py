@@ -12,6 +12,7 @@ import orjson
 import pytest
 from bedrock_simulator.event_frames import encode_event, encode_exception
 from price_keeper.config.config_sections import PricesConfig
+from price_keeper.domain import PICO_PER_USD
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, UsageCounts
 from price_keeper.ledger.recovery import recover
@@ -107,7 +108,8 @@ def test_unwritable_receipt_is_estimated(journal: Journal, caplog: pytest.LogCap
     answer = b'{"usage":{"inputTokens":1,"outputTokens":1}}'
     found = recorded(meter, journal, b"application/json", answer)
     assert found == UsageCounts(1, 1, GUESS.input, GUESS.output, pico=TOKENS.price(GUESS).pico)
-    assert "is estimated" in caplog.text
+    usd = f"{found.pico / PICO_PER_USD:.6f} USD of {ACCOUNT.counters[0].scope}, label premium"
+    assert f"is estimated: {usd}" in caplog.text
 
 
 def test_impossible_units_of_cut_response_are_ignored(journal: Journal) -> None:

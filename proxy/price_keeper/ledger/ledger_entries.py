@@ -148,7 +148,8 @@ class ChargedCounters:
 
 @dataclass(slots=True)
 class Intent:
-    """A call that is about to be sent, and the estimate that counts if its end is never recorded."""
+    """A call that is about to be sent, and what counts if its end is never recorded: an estimate, or under a hard
+    budget the call's ceiling."""
 
     charged: ChargedCounters
     started_ms: int

@@ -2,9 +2,10 @@
 before the last byte goes to the caller.
 
 START HERE: `Meter`. It never alters the response, and it always comes to a receipt: exact if the response states a
-plausible usage, else estimated. `GuardedMeter` also counts the units of a guardrail that the call names. `JobMeter`
-charges an asynchronous job once, however often its start is repeated. `UsageForecast` learns how long a label's
-responses are; it fills in what a call is assumed to use until that is known.
+plausible usage, else estimated: a guess of the tokens, or under a hard budget the call's ceiling. `GuardedMeter` also
+counts the units of a guardrail that the call names. `JobMeter` charges an asynchronous job once, however often its
+start is repeated. `UsageForecast` learns how long a label's responses are; it fills in what a call is assumed to use
+until that is known.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Final
 import orjson
 from cachetools import LRUCache
 
-from price_keeper.domain import Caller
+from price_keeper.domain import PICO_PER_USD, Caller
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.ledger_entries import (
     ChargedCounters,
@@ -122,6 +123,7 @@ class Meter:
     __slots__ = (
         "_assumed_usage",
         "_ceiling_pico",
+        "_charged",
         "_is_sent",
         "_is_settled",
         "_journal",
@@ -152,6 +154,7 @@ class Meter:
         """
         self._journal = journal
         self._pricing = pricing
+        self._charged = charged
         self._target = first_target
         self._pricer = pricer = pricing.pricer_for(first_target)
         self._assumed_usage = assumed_usage
@@ -206,9 +209,9 @@ class Meter:
         except Exception as fault:
             # The response must reach its caller. Unknown usage never counts as zero, nor does usage that a journal line
             # cannot hold. The exception's text may quote the response, so it is not logged.
-            message = "the usage of a response could not be read, so the call is estimated (%s): request %s"
-            _log.error(message, type(fault).__name__, self._request_id, extra=build_bedrock_extra(self._request_id))
-            self._journal.record(self._number, self._build_estimated_receipt(None, "fault"))
+            cause = f"the usage of a response could not be read because of an error of ours ({type(fault).__name__})"
+            receipt = self._log_estimate(logging.ERROR, cause, self._build_estimated_receipt(None, "fault"))
+            self._journal.record(self._number, receipt)
 
     def close(self) -> None:
         """Settle the call if it is not settled. To be called at the very end, however the call ended."""
@@ -235,10 +238,10 @@ class Meter:
             return None  # the same for an error that is the first event of a stream
         if usage is not None:
             return self._build_implausible_receipt(usage, reader)
-        if not is_whole:
-            message = "a response was cut or broken before it stated its usage, so the call is estimated: request %s"
-            _log.warning(message, self._request_id, extra=build_bedrock_extra(self._request_id))
-        return self._build_estimated_receipt(reader, "silent" if is_whole else "cut")
+        if is_whole:
+            return self._build_estimated_receipt(reader, "silent")
+        cause = "a response was cut or broken before it stated its usage"
+        return self._log_estimate(logging.WARNING, cause, self._build_estimated_receipt(reader, "cut"))
 
     def _is_credible(self, usage: Usage, reader: UsageReader) -> bool:
         """Whether a usage is complete. A model reads some input; zero output is right only if nothing was said."""
@@ -248,9 +251,8 @@ class Meter:
         return bool(input or cache_read or written_5m or written_1h) and bool(output or not reader.has_output())
 
     def _build_implausible_receipt(self, usage: Usage, reader: UsageReader | None) -> Receipt:
-        message = "a response states an implausibly small usage, so the call is estimated: %s: request %s"
-        _log.warning(message, usage, self._request_id, extra=build_bedrock_extra(self._request_id))
-        return self._build_estimated_receipt(reader, "implausible")
+        cause = f"a response states an implausibly small usage ({usage})"
+        return self._log_estimate(logging.WARNING, cause, self._build_estimated_receipt(reader, "implausible"))
 
     def _may_be_free(self, usage: Usage) -> bool:
         """Whether a cost of zero is right: for an error, for units of free policies, or if everything is free."""
@@ -274,9 +276,8 @@ class Meter:
             about |= _describe_unusual(usage, cost)
         if not 0 < pico <= MAX_CALL_PICO:
             if pico > 0:
-                message = "a response would cost more than a thousand dollars, so the call is estimated: %s: request %s"
-                _log.error(message, usage, self._request_id, extra=build_bedrock_extra(self._request_id))
-                return self._build_estimated_receipt(None, "absurd")
+                cause = f"a response would cost more than a thousand dollars ({usage})"
+                return self._log_estimate(logging.ERROR, cause, self._build_estimated_receipt(None, "absurd"))
             if not self._may_be_free(usage):
                 return self._build_implausible_receipt(usage, None)
         if output:
@@ -300,6 +301,15 @@ class Meter:
             "why": why,
         }
         return Receipt(build_counts(usage, cost.pico, is_estimated=True), about)
+
+    def _log_estimate(self, level: int, cause: str, receipt: Receipt) -> Receipt:
+        """Log why the call is charged an estimate, and return its receipt."""
+        message = "%s, so the call is estimated: %.6f USD of %s, label %s, prices %s, Bedrock request %s"
+        scope = max((counter.scope for counter in self._charged.counters), key=len, default="")  # the app, if any
+        usd, label, prices = receipt.counts.pico / PICO_PER_USD, self._pricing.counted_label, self._pricer.description
+        extra = build_bedrock_extra(self._request_id)
+        _log.log(level, message, cause, usd, scope, label, prices, self._request_id, extra=extra)
+        return receipt
 
     def _merge_partial_usage(self, reader: UsageReader) -> Usage:
         partial_usage, estimated_output = reader.partial_usage(), reader.estimate_output()
