@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Hashable
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from price_keeper.tasks import log_failure
+from price_keeper.tasks import log_failure, name_work
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class SingleFlight(Generic[K, T]):
     def _start(
         self, key: K, load: Callable[[], Coroutine[Any, Any, T]], on_done: Callable[[asyncio.Task[T]], None]
     ) -> asyncio.Task[T]:
-        task = self._running[key] = asyncio.create_task(load())
+        task = self._running[key] = asyncio.create_task(load(), name=name_work(load))
         task.add_done_callback(partial(self._remove, key))  # called even if the task is cancelled before it begins
         task.add_done_callback(on_done)
         return task

@@ -79,7 +79,7 @@ class Tasks:
         except StopIteration:
             return
         except Exception as failure:
-            _log_failure(failure)
+            _log_failure(name_work(work), failure)
             return
         if pending is None:  # from `switch_to_task`
             self.spawn(work)
@@ -90,7 +90,7 @@ class Tasks:
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine to its end, even while the process stops. Meant for many short coroutines that handle their
         own failures; an exception that escapes is logged."""
-        task = self._loop.create_task(work)
+        task = self._loop.create_task(work, name=name_work(work))
         self._spawned.add(task)
         task.add_done_callback(self._on_done)
 
@@ -155,7 +155,7 @@ def log_failure(task: asyncio.Task[Any]) -> None:
     """Log the exception of a task that ended with one."""
     failure = None if task.cancelled() else task.exception()
     if failure is not None:
-        _log_failure(failure)
+        _log_failure(task.get_name(), failure)
 
 
 @coroutine
@@ -164,9 +164,15 @@ def switch_to_task() -> Generator[None, None, None]:
     yield
 
 
-def _log_failure(failure: BaseException) -> None:
+def name_work(work: object) -> str | None:
+    """The name of a function or coroutine, for its task; None if it has none."""
+    return getattr(work, "__qualname__", None)
+
+
+def _log_failure(name: str | None, failure: BaseException) -> None:
     """The exception's message is left out, because it may contain data of a caller."""
-    _log.error("task failed with an unexpected %s", type(failure).__name__, extra={"where": format_traceback(failure)})
+    message = "background task %r failed with an unexpected %s"
+    _log.error(message, name, type(failure).__name__, extra={"where": format_traceback(failure)})
 
 
 def _is_cancelled() -> bool:

@@ -135,11 +135,12 @@ async def test_load_that_has_ended_is_joined_by_nobody() -> None:
 
 async def test_start_failure_is_logged_once_without_its_message(caplog: pytest.LogCaptureFixture) -> None:
     flights, load = SingleFlight[str, int](), GatedLoad(OSError("secret of a caller"))
-    flights.start("a", load)
+    flights.start("a", load.__call__)
     load.gate.set()
     await settle()
+    message = "background task 'GatedLoad.__call__' failed with an unexpected OSError"
     assert [(each.name, each.levelno, each.getMessage()) for each in caplog.records] == [
-        ("price_keeper.tasks", logging.ERROR, "task failed with an unexpected OSError")
+        ("price_keeper.tasks", logging.ERROR, message)
     ]
 
 

@@ -380,5 +380,5 @@ async def test_eager_work_that_fails_is_logged_without_its_message(
         tasks.spawn_eager(work())
         released.set_result(None)
         await settle()
-    assert "task failed with an unexpected RuntimeError" in caplog.text
+    assert "<locals>.work' failed with an unexpected RuntimeError" in caplog.text
     assert "a prompt" not in caplog.text
