@@ -163,7 +163,9 @@ def test_worker_failing_at_shutdown_is_reported(tmp_path: Path) -> None:
         line(process)
         process.terminate()
         assert process.wait(SECONDS) == 1
-    assert (tmp_path / "log").read_text() == "worker 1 ends: the journal is broken\n"
+    assert (tmp_path / "log").read_text() == (
+        "worker 1 ends: the journal is broken; unless all are stopping, it is started again\n"
+    )
 
 
 def test_stop_during_start_is_no_failure(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ class Supervisor:
             self._run_worker(slot, lambda details: report_pipe.send(build_start_report(details)))
         except (PriceKeeperError, OSError) as failure:
             if not report_pipe.send(build_failure_report(failure)):  # the report that it started was sent before
-                _log.error("worker %d ends: %s", number, failure)
+                _log.error("worker %d ends: %s; unless all are stopping, it is started again", number, failure)
             return 1
         return 0
 
