@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from price_keeper.errors import StoreError
 from price_keeper.local_responses import send_error
 from price_keeper.telemetry import logs
 
@@ -111,6 +112,23 @@ def test_failed_request_is_logged_by_id_and_place() -> None:
     assert "test_logs.py" in document["cause"][0]
     assert sent not in written.getvalue()
     assert (refusal.status, responder.aborted) == (500, 1)
+
+
+def test_failed_read_of_store_is_a_warning_and_an_error_of_ours_has_its_place(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("price_keeper.selection")
+    for failure in (StoreError("no route"), KeyError("a prompt")):
+        try:
+            raise failure
+        except Exception as caught:
+            logs.log_read_failure(log, "the limits", "the last known ones apply", caught)
+    away, ours = caplog.records
+    assert away.getMessage() == (
+        "the limits cannot be read from the store; the last known ones apply until it answers: no route"
+    )
+    assert (away.levelno, ours.levelno) == (logging.WARNING, logging.ERROR)
+    assert "error of ours (KeyError)" in ours.getMessage()
+    assert "test_logs.py" in vars(ours)["where"]
+    assert "a prompt" not in logs.TextFormatter().format(ours)
 
 
 def test_json_record_has_every_field() -> None:

@@ -16,10 +16,10 @@ from price_keeper.clock import Clock
 from price_keeper.config import LabelConfig
 from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.domain import Caller, Scope, is_label
-from price_keeper.errors import StoreError
 from price_keeper.single_flight import SingleFlight
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Prefix, Query, Store
+from price_keeper.telemetry.logs import log_read_failure
 from price_keeper.usage.inference_profiles import (
     NO_PROFILES,
     UNREAD_PROFILES,
@@ -194,12 +194,7 @@ class AppLabelCache:
         except Exception as failure:  # whatever the failure, waiting calls need an answer
             entry = self._get_or_add(key)  # the one that the load began with may have been evicted
             if not entry.is_stale:
-                reason = str(failure) if isinstance(failure, StoreError) else type(failure).__name__
-                _log.warning(
-                    "own labels of %s cannot be read from the store; the last known ones apply until it answers: %s",
-                    scope.key,
-                    reason,
-                )
+                log_read_failure(_log, f"the app labels of {scope.key}", "the last known ones apply", failure)
             # No call waits for a store that does not answer.
             entry.stale_at, entry.is_stale = NEVER, True
             entry.refresh_at = began + STORE_RETRY_SECONDS

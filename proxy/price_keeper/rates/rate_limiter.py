@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from price_keeper.clock import Clock
 from price_keeper.domain import Caller, Scope
-from price_keeper.errors import StoreError, TooManyRequests
+from price_keeper.errors import TooManyRequests
 from price_keeper.exchange import Header
 from price_keeper.ledger.ledger_entries import Receipt
 from price_keeper.rates.rate_lease_manager import RateDecision, RateLeaseManager
@@ -29,6 +29,7 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Store
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import metrics
+from price_keeper.telemetry.logs import log_read_failure
 from price_keeper.telemetry.metrics import MetricsRegistry
 
 MAX_RETRY_AFTER_SECONDS: Final = 60.0
@@ -260,12 +261,8 @@ class RateLimitCache:
                 entry.limits = limits
         except Exception as failure:  # every kind: the calls that wait must get an answer
             if not entry.is_stale:
-                what = str(failure) if isinstance(failure, StoreError) else type(failure).__name__
-                _log.warning(
-                    "cannot read the rate limits of %s: %s; the last known limits hold until the store answers",
-                    caller.client_id,
-                    what,
-                )
+                subject = f"the rate limits of {caller.client_id}"
+                log_read_failure(_log, subject, "the last known ones, or none, apply", failure)
             entry.expires_at, entry.is_stale = math.inf, True
         finally:
             entry.read_done = None

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Final, Literal, TextIO
 
 from price_keeper.config.config_problems import escape_line
+from price_keeper.errors import StoreError
 
 ROOT_LOGGER: Final = "price_keeper"
 _INDENT: Final = "    "  # before the further lines of a record, so that none of them looks like another record
@@ -33,6 +34,16 @@ def build_request_extra(request_id: str, failure: BaseException | None = None) -
 def build_bedrock_extra(bedrock_request_id: str) -> dict[str, str]:
     """The `extra` of a record about a response of Bedrock: its request id, which the caller received too."""
     return {_ANSWER: bedrock_request_id}
+
+
+def log_read_failure(log: logging.Logger, subject: str, effect: str, failure: Exception) -> None:
+    """Log that a read of the store failed, and what holds meanwhile. Any failure but a StoreError is an error of ours:
+    it is logged with its traceback, and without its message, which may contain data of a caller."""
+    if isinstance(failure, StoreError):
+        log.warning("%s cannot be read from the store; %s until it answers: %s", subject, effect, failure)
+        return
+    message = "%s cannot be read because of an error of ours (%s); %s until a read succeeds"
+    log.error(message, subject, type(failure).__name__, effect, extra={_WHERE: format_traceback(failure)})
 
 
 def format_traceback(failure: BaseException) -> str:
