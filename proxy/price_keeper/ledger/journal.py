@@ -8,6 +8,21 @@ The intent of a call is written before it is sent, its receipt before the last b
 a killed process loses nothing that was answered. Sealing first carries the calls in flight into the next segment;
 exactly one segment records that a call is open, and no call is both estimated and recorded.
 
+An example, without checksums and counters: call 1 ends before segment A is sealed, and the process is killed while call
+2 is open. `recover` writes the last three lines of B, and A and B are sent to the store, each once.
+
+    A   ["H", A, "", 1]  ["E", "", 0]          head; nothing is carried into the first segment
+        ["I", 1, ...]  ["I", 2, ...]           intents, with what counts if no end is recorded: 900 each
+        ["R", 1, ...]                          the receipt of call 1: 700
+        ["L", 5, digest]  ["S", A, 700, 1]     extent: five lines; seal: call 1 alone, 700
+    B   ["H", B, A, 1]  ["C", 2, ...]          carried: from here on B records call 2, and A does not
+        ["E", A, 1]                            READY: one call was carried on from A
+        ["L", 3, digest]                       the extent of what was there: three lines
+        ["R", 2, ...]  ["S", B, 900, 1]        the estimate of call 2, by its intent; seal: 900
+
+If a copy of B's three lines is replayed first, its marker says: 3 lines, and call 2 is estimated. So whoever later
+sends more lines of B counts only what follows them, without call 2.
+
 The seal fixes everything that a flush writes, split into parts of one transaction each. A process that repeats the
 flush, at any time and with any configuration, writes the same, and its marker shows which parts were written before.
 """
