@@ -50,7 +50,7 @@ class PeriodSpan:
 
 
 def find_span(period: Period, at_epoch: float, zone: ZoneInfo) -> PeriodSpan:
-    """The one span that covers this instant; the spans of a period leave no gap and never overlap."""
+    """The day, week or month of the zone, by `period`, in which this instant lies. There is always exactly one."""
     return _find_span_containing(period, find_org_date(at_epoch, zone), zone)
 
 

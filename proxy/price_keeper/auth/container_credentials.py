@@ -103,7 +103,8 @@ class _IssuedCredentials:
     claims: Claims
 
     def is_reusable(self, now: float, generation: int) -> bool:
-        """Whether to issue these again. Not if the clock was set back: this machine rejects a token from the future."""
+        """Whether to issue these again: until half of their life is over. Not if the clock was set back since, because
+        this machine would reject their token as one from the future."""
         half_life_at = (self.claims.issued + self.claims.expires) / 2
         return self.claims.issued <= now + SKEW_SECONDS and now < half_life_at and self.claims.generation == generation
 

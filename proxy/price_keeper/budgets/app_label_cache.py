@@ -158,7 +158,7 @@ class AppLabelCache:
     def _parse_row(
         self, scope: Scope, label: str, item: Item, last_row: tuple[Item, InferenceProfile | None] | None
     ) -> tuple[Item, InferenceProfile | None]:
-        """An unchanged row keeps its profile, with all that is cached for it."""
+        """The row with its parsed profile. That of an unchanged row is reused, with all that is cached for it."""
         if last_row is not None and last_row[0] == item:
             return last_row
         try:

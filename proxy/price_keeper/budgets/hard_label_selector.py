@@ -1,8 +1,8 @@
 """Select a label under a hard budget: the first whose budget has the whole cost ceiling of the call, which is
 reserved.
 
-Nothing here waits for the store while this process has leased enough money. A budget that is too small for one call
-may still be enough for a smaller one.
+Nothing here waits for the store while this process has leased enough money; a body whose tokens only Bedrock can bound
+waits for its CountTokens. A budget that is too small for one call may still be enough for a smaller one.
 """
 
 from __future__ import annotations

@@ -156,9 +156,9 @@ def format_utc_day(now: float) -> str:
 
 
 def build_total_additions(part: SegmentPart, now: float) -> Iterator[Update]:
-    """For a segment so old that the shards of its counters may have expired. The total is then higher than the sum of
-    new shards, so the aggregator would never raise it. While the shards still exist, the next total computed from them
-    is the same."""
+    """Add directly to the totals, for a segment so old that the shards of its counters may have expired. Then the new
+    shards sum to less than the total, and the aggregator, which never lowers a total, would not include them. While the
+    shards still exist, the total computed from them is the same."""
     for counter, counts in part:
         if counter.is_lease:
             continue

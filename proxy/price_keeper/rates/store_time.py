@@ -1,5 +1,8 @@
 """Estimate the store's wall-clock time. Refill uses it, so one machine with a wrong clock does no harm.
 
+`app.run` passes `StoreTime.start_request` to DynamoDB's engine, which reports the `Date` of each response. SQLite, on
+one machine, has none.
+
 A `Date` header has a resolution of one second. A response requested at `sent` and received at `received`, on the
 monotonic clock, says that the store's clock is ahead of that clock by at least `Date - received` and at most
 `Date + 1 - sent`. Intersecting the intervals of many responses is far more exact than any single one.

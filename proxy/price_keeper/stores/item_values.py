@@ -170,7 +170,7 @@ def _check_comparison_types(condition: Condition | None) -> None:
 
 
 def check_write(write: Write) -> int:
-    """The size in bytes of what the write stores."""
+    """Check a write. Returns the size in bytes of what it stores; raises InvalidStoreRequest."""
     return _CHECKS[type(write)](write)
 
 
