@@ -65,7 +65,7 @@ from price_keeper.upstream.forwarder import (
 from price_keeper.upstream.retry_joiner import MAX_TOTAL_BYTES, RetryJoiner
 from price_keeper.upstream.sigv4 import AwsCredentials
 from price_keeper.upstream.token_counter import TokenCounter
-from price_keeper.usage.inference_profiles import InferenceProfile, ResolvedProfile
+from price_keeper.usage.inference_profiles import AppLabel, ResolvedAppLabel
 from price_keeper.usage.meter_factory import MeterFactory
 from price_keeper.usage.price_list_client import AwsPriceList
 from price_keeper.usage.price_updates import PriceTables
@@ -295,7 +295,7 @@ def build_regional_url(region: str) -> str:
 
 
 def list_endpoints(config: Config, bedrock: BedrockAccess) -> set[UpstreamEndpoint]:
-    """The endpoints of all configured labels, and the default one if any call may use it. Apps' own labels, which are
+    """The endpoints of all configured labels, and the default one if any call may use it. App labels, which are
     inference profiles, are not among them."""
     labels = config.labels.values()
     endpoints = {
@@ -324,20 +324,16 @@ def _build_find_targets(config: Config, bedrock: BedrockAccess) -> FindTargets:
     endpoints = {name: list_endpoints(label) for name, label in config.labels.items()}
 
     def find_targets(resolved: ResolvedLabel, call: ParsedCall) -> list[UpstreamTarget]:
-        label_or_profile = resolved.profile if type(resolved) is ResolvedProfile else resolved.label
+        label = resolved.profile if type(resolved) is ResolvedAppLabel else resolved.label
         if call.operation not in MODEL_PATH_OPERATIONS:
-            return build_targets(label_or_profile, resolved.model, call.target.path, None)
-        return build_targets(label_or_profile, resolved.model, "", call.operation)
+            return build_targets(label, resolved.model, call.target.path, None)
+        return build_targets(label, resolved.model, "", call.operation)
 
     @lru_cache(MAX_CACHED_TARGETS)
     def build_targets(
-        label_or_profile: str | InferenceProfile, model: str, path: str, operation: Operation | None
+        label: str | AppLabel, model: str, path: str, operation: Operation | None
     ) -> list[UpstreamTarget]:
-        configured = (
-            endpoints.get(label_or_profile)
-            if isinstance(label_or_profile, str)
-            else list_endpoints(label_or_profile.label_config)
-        )
+        configured = endpoints.get(label) if isinstance(label, str) else list_endpoints(label.label_config)
         return [
             UpstreamTarget(
                 endpoint, region, served, path or operations.OperationPath(cast(Operation, operation), served).path

@@ -255,7 +255,7 @@ async def test_malformed_profile_serves_nobody(own: ProfileHarness, caplog: pyte
     for label in "abdefg":
         with pytest.raises(ClientError, match="economy, fast, and"):
             await own.ask(label, **TURN)
-        assert f"the own label {label} cannot be used" in caplog.text
+        assert f"the app label {label} cannot be used" in caplog.text
     await own.ask(**TURN)
 
 

@@ -21,7 +21,7 @@ from price_keeper.domain import Caller, build_client_id
 from price_keeper.ledger.flusher import Flusher
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
-from price_keeper.usage.inference_profiles import AppProfiles
+from price_keeper.usage.inference_profiles import AppLabels
 from price_keeper.usage.price_updates import CLAIM_TTL_SECONDS
 
 from tests.support.clock import ManualClock
@@ -103,7 +103,7 @@ async def test_name_moved_from_app_to_configuration_always_has_a_price(
     own = api.parts.budgets.app_labels
     of = own.get
 
-    async def while_they_are_read(caller: Caller) -> AppProfiles:
+    async def while_they_are_read(caller: Caller) -> AppLabels:
         await take_on(api, replace(config(), labels=parse_config(OTHERS, "config.yaml", {}).labels))
         return await of(caller)
 

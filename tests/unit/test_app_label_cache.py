@@ -31,10 +31,10 @@ from price_keeper.stores.contract import Item, Put, Store, Update
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.forwarder import UpstreamTarget
 from price_keeper.usage.inference_profiles import (
-    NO_PROFILES,
-    UNREAD_PROFILES,
-    AppProfiles,
-    ResolvedProfile,
+    NO_APP_LABELS,
+    UNREAD_APP_LABELS,
+    AppLabels,
+    ResolvedAppLabel,
     parse_profile,
 )
 from price_keeper.usage.meter_factory import MeterFactory
@@ -64,7 +64,7 @@ class Rig:
     clock: ManualClock
     store: CountingStore
     own: AppLabelCache
-    new: list[AppProfiles] = field(default_factory=list)
+    new: list[AppLabels] = field(default_factory=list)
 
     async def put(self, who: Caller, label: str = "fast", **changes: Any) -> None:
         assert who.app is not None
@@ -77,7 +77,7 @@ class Rig:
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
-    clock, store, new = ManualClock(), CountingStore(cast(Store, MemoryStore())), list[AppProfiles]()
+    clock, store, new = ManualClock(), CountingStore(cast(Store, MemoryStore())), list[AppLabels]()
     own = AppLabelCache(CONFIG.labels, cast(Store, store), clock, lambda _, found: new.append(found))
     yield Rig(clock, store, own, new)
     await settle()
@@ -128,7 +128,7 @@ async def test_store_outage_keeps_labels_and_backs_off(rig: Rig) -> None:
     rig.store.calls.clear()
     for _ in range(10):
         assert await rig.names(known) == ["fast"]
-        assert await rig.own.get(unknown) is UNREAD_PROFILES
+        assert await rig.own.get(unknown) is UNREAD_APP_LABELS
         await settle()
     assert len(rig.store.calls) == 2
     assert rig.own.last_read(Scope(unknown.org, "web")) is None
@@ -149,9 +149,9 @@ async def test_hanging_store_delays_a_caller_once(rig: Rig, monkeypatch: pytest.
         await gate.wait()
 
     rig.store.before_call = hangs
-    assert await rig.own.get(who) is UNREAD_PROFILES
+    assert await rig.own.get(who) is UNREAD_APP_LABELS
     await rig.clock.advance(10)
-    assert rig.own.cached(who) is UNREAD_PROFILES  # at once
+    assert rig.own.cached(who) is UNREAD_APP_LABELS  # at once
     assert rig.store.calls == ["get"]
     gate.set()
     await settle()
@@ -176,10 +176,10 @@ async def test_failed_load_of_an_evicted_app_makes_its_next_calls_wait_no_longer
     monkeypatch.undo()
     assert rig.own.cached(who) is None  # it was evicted
     gate.set()
-    assert await first is UNREAD_PROFILES
+    assert await first is UNREAD_APP_LABELS
     rig.store.calls.clear()
     for _ in range(10):
-        assert await rig.own.get(who) is UNREAD_PROFILES
+        assert await rig.own.get(who) is UNREAD_APP_LABELS
     assert rig.store.calls == []
 
 
@@ -220,7 +220,7 @@ async def test_local_change_is_read_before_next_call(rig: Rig) -> None:
 
 
 async def test_caller_without_app_has_no_labels_and_no_read(rig: Rig) -> None:
-    assert await rig.own.get(Caller(str(uuid4()), None, "client")) is NO_PROFILES
+    assert await rig.own.get(Caller(str(uuid4()), None, "client")) is NO_APP_LABELS
     assert rig.store.calls == []
 
 
@@ -267,7 +267,7 @@ async def test_configured_label_name_wins_over_app_label(rig: Rig, caplog: pytes
     for label in ("premium", "guardrails", "fast"):
         await rig.put(who, label)
     assert await rig.names(who) == ["fast"]
-    assert "the own label premium cannot be used: the configuration has that name" in caplog.text
+    assert "the app label premium cannot be used: the configuration has that name" in caplog.text
     before = len(caplog.records)
     await rig.clock.advance(limits.STALE_SECONDS)
     await rig.names(who)
@@ -286,8 +286,8 @@ async def test_configured_model_is_not_an_app_label(rig: Rig) -> None:
 # Names.
 
 
-def own_of(**items: Item) -> AppProfiles:
-    return AppProfiles(parse_profile(name, found) for name, found in items.items())
+def own_of(**items: Item) -> AppLabels:
+    return AppLabels(parse_profile(name, found) for name, found in items.items())
 
 
 def test_arn_resolves_to_first_app_label_with_it() -> None:
@@ -301,24 +301,24 @@ def test_arn_resolves_to_first_app_label_with_it() -> None:
 
 def test_unread_app_labels_ask_caller_to_retry() -> None:
     labels = LabelResolver(CONFIG.labels, allows_unlabelled=False)
-    assert labels.resolve("premium", UNREAD_PROFILES).label == "premium"
+    assert labels.resolve("premium", UNREAD_APP_LABELS).label == "premium"
     with pytest.raises(Busy) as refused:
-        labels.resolve("fast", UNREAD_PROFILES)
+        labels.resolve("fast", UNREAD_APP_LABELS)
     assert refused.value.retry_after is not None
     with pytest.raises(InvalidRequest):
-        labels.resolve("fast", NO_PROFILES)
+        labels.resolve("fast", NO_APP_LABELS)
 
 
 def test_unlabelled_models_are_checked_after_app_labels() -> None:
     labels = LabelResolver(CONFIG.labels, allows_unlabelled=True)
     assert labels.resolve(ARN, own_of(fast=item())).label == "fast"
-    assert labels.resolve(ARN).label == labels.resolve(ARN, UNREAD_PROFILES).label == ""
+    assert labels.resolve(ARN).label == labels.resolve(ARN, UNREAD_APP_LABELS).label == ""
 
 
 # Two apps with one name.
 
 
-def choice(found: AppProfiles, name: str = "fast") -> ResolvedProfile:
+def choice(found: AppLabels, name: str = "fast") -> ResolvedAppLabel:
     chosen = found.resolve(name)
     assert chosen is not None
     return chosen
@@ -374,7 +374,7 @@ def test_changed_format_applies_in_chain() -> None:
     with pytest.raises(InvalidRequest, match=r"Converse would be served by fast \(nova\)"):
         one.decide("premium", True)
     assert one.decide("premium", False).label == one.find_enforced_label("premium") == "fast"
-    one.apply_app_labels(NO_PROFILES)
+    one.apply_app_labels(NO_APP_LABELS)
     assert one.find_enforced_label("premium") is one.find_enforced_label("fast") is None
 
 

@@ -21,14 +21,14 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Prefix, Query, Store
 from price_keeper.telemetry.logs import log_read_failure
 from price_keeper.usage.inference_profiles import (
-    NO_PROFILES,
-    UNREAD_PROFILES,
-    AppProfiles,
-    InferenceProfile,
+    NO_APP_LABELS,
+    UNREAD_APP_LABELS,
+    AppLabel,
+    AppLabels,
     parse_profile,
 )
 
-# How many own labels an app has ever had, on the app's item. An app that never had any needs no further read.
+# How many app labels an app has ever had, on its item. An app that never had any needs no further read.
 PROFILES_MADE_ATTRIBUTE = "profiles_made"
 STALE_SECONDS = 60.0  # after a read; then a call waits for the next one
 REFRESH_SECONDS = 50.0  # after a read; then a call starts the next one in the background
@@ -38,7 +38,7 @@ MAX_APPS = 20_000
 MAX_LABELS_IN_ALL = 100_000  # of all apps together
 
 _AppKey = tuple[str, str]  # org and app
-_Rows = dict[str, tuple[Item, "InferenceProfile | None"]]  # by label; None: the row is unusable
+_Rows = dict[str, tuple[Item, "AppLabel | None"]]  # by label; None: the row is unusable
 
 _log = logging.getLogger("price_keeper.selection")
 
@@ -47,7 +47,7 @@ _log = logging.getLogger("price_keeper.selection")
 class _AppEntry:
     """The cached labels of one app. Times are on the monotonic clock."""
 
-    labels: AppProfiles = UNREAD_PROFILES
+    labels: AppLabels = UNREAD_APP_LABELS
     rows: _Rows = field(default_factory=dict)
     read_began_at: float = -NEVER  # of the read that these labels come from
     refresh_at: float = -NEVER
@@ -64,7 +64,7 @@ class AppLabelCache:
         labels: Mapping[str, LabelConfig],
         store: Store,
         clock: Clock,
-        on_change: Callable[[Scope, AppProfiles], None],
+        on_change: Callable[[Scope, AppLabels], None],
     ) -> None:
         self._reserved_names = _list_reserved_names(labels)
         self._store = store
@@ -87,10 +87,10 @@ class AppLabelCache:
                 entry.labels = _build_labels(rows)
                 self._on_change(scope, entry.labels)
 
-    def cached(self, caller: Caller) -> AppProfiles | None:
+    def cached(self, caller: Caller) -> AppLabels | None:
         """The app's labels without waiting; None if the store has to be read first."""
         if caller.app is None:
-            return NO_PROFILES
+            return NO_APP_LABELS
         key = (caller.org, caller.app)
         entry = self._entries.get(key)
         if entry is None:
@@ -102,11 +102,11 @@ class AppLabelCache:
             self._start_loading(key, entry)
         return entry.labels
 
-    async def load(self, caller: Caller) -> AppProfiles:
-        """Read the store, and wait for at most LOAD_TIMEOUT_SECONDS. UNREAD_PROFILES if it does not answer and nothing
-        is cached."""
+    async def load(self, caller: Caller) -> AppLabels:
+        """Read the store, and wait for at most LOAD_TIMEOUT_SECONDS. UNREAD_APP_LABELS if it does not answer and
+        nothing is cached."""
         if caller.app is None:
-            return NO_PROFILES
+            return NO_APP_LABELS
         key = (caller.org, caller.app)
         entry = self._get_or_add(key)
         try:
@@ -117,14 +117,14 @@ class AppLabelCache:
             self._entries.get(key, entry).is_load_slow = key in self._loads
         return self._entries.get(key, entry).labels  # the entry may have been evicted meanwhile
 
-    async def get(self, caller: Caller) -> AppProfiles:
+    async def get(self, caller: Caller) -> AppLabels:
         """The cached labels, or else those of the store."""
         return self.cached(caller) or await self.load(caller)
 
-    def last_read(self, scope: Scope) -> AppProfiles | None:
+    def last_read(self, scope: Scope) -> AppLabels | None:
         """The labels that were read last, however old; None if they never were."""
         entry = self._entries.get((scope.org, scope.app or ""))
-        return None if entry is None or entry.labels is UNREAD_PROFILES else entry.labels
+        return None if entry is None or entry.labels is UNREAD_APP_LABELS else entry.labels
 
     def invalidate(self, scope: Scope) -> None:
         """This process changed the app's labels: the next call that names one reads them again."""
@@ -138,7 +138,7 @@ class AppLabelCache:
         rows = await read_label_rows(self._store, scope, app)
         key = (scope.org, scope.app or "")
         entry = self._get_or_add(key)
-        if read_began_at < entry.read_began_at and entry.labels is not UNREAD_PROFILES:
+        if read_began_at < entry.read_began_at and entry.labels is not UNREAD_APP_LABELS:
             return  # a later read holds, or the labels were changed after this one
         entry.read_began_at, entry.refresh_at, entry.stale_at, entry.is_stale = (
             read_began_at,
@@ -148,7 +148,7 @@ class AppLabelCache:
         )
         before = entry.rows
         self._entries[key] = self._entries.pop(key)  # evicted in the order of their last read
-        if entry.labels is UNREAD_PROFILES or {label: item for label, (item, _) in before.items()} != rows:
+        if entry.labels is UNREAD_APP_LABELS or {label: item for label, (item, _) in before.items()} != rows:
             entry.rows = {label: self._parse_row(scope, label, item, before.get(label)) for label, item in rows.items()}
             entry.labels = _build_labels(entry.rows)
             self._row_count += len(entry.rows) - len(before)
@@ -156,8 +156,8 @@ class AppLabelCache:
             self._on_change(scope, entry.labels)
 
     def _parse_row(
-        self, scope: Scope, label: str, item: Item, last_row: tuple[Item, InferenceProfile | None] | None
-    ) -> tuple[Item, InferenceProfile | None]:
+        self, scope: Scope, label: str, item: Item, last_row: tuple[Item, AppLabel | None] | None
+    ) -> tuple[Item, AppLabel | None]:
         """The row with its parsed profile. That of an unchanged row is reused, with all that is cached for it."""
         if last_row is not None and last_row[0] == item:
             return last_row
@@ -166,7 +166,7 @@ class AppLabelCache:
                 raise ValueError("the configuration has that name")
             return item, parse_profile(label, item)
         except ValueError as failure:
-            _log.warning("%s: the own label %s cannot be used: %s", scope.key, label, failure)
+            _log.warning("%s: the app label %s cannot be used: %s", scope.key, label, failure)
             return item, None
 
     def _get_or_add(self, key: _AppKey) -> _AppEntry:
@@ -207,9 +207,9 @@ def _list_reserved_names(labels: Mapping[str, LabelConfig]) -> frozenset[str]:
     return frozenset((*labels, *(label.model for label in labels.values()), *PSEUDO_LABELS))
 
 
-def _build_labels(rows: _Rows) -> AppProfiles:
+def _build_labels(rows: _Rows) -> AppLabels:
     usable = [profile for _, profile in rows.values() if profile is not None]
-    return AppProfiles(usable) if usable else NO_PROFILES
+    return AppLabels(usable) if usable else NO_APP_LABELS
 
 
 async def read_label_rows(store: Store, scope: Scope, app: Item | None) -> dict[str, Item]:

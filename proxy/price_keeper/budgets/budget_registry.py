@@ -49,7 +49,7 @@ from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry
-from price_keeper.usage.inference_profiles import AppProfiles
+from price_keeper.usage.inference_profiles import AppLabels
 
 # per caller: by label, but callers may name any model where unlabelled models are allowed
 MAX_CACHED_COUNTERS: Final = 1000
@@ -477,7 +477,7 @@ class BudgetRegistry:
             self._forget_org(org)
         return is_served
 
-    def _on_app_labels(self, scope: Scope, app_labels: AppProfiles) -> None:
+    def _on_app_labels(self, scope: Scope, app_labels: AppLabels) -> None:
         """A call named a label of the app, so its labels were read before the budget's next read."""
         found = self._caller_days.get((scope.org, scope.app))
         if found is not None and found[1].budget.scope == scope:

@@ -34,7 +34,7 @@ from price_keeper.domain import PICO_PER_USD, Scope
 from price_keeper.errors import InvalidRequest, QuotaExceeded, TooManyRequests
 from price_keeper.org_calendar import PeriodSpan
 from price_keeper.stores.contract import Item
-from price_keeper.usage.inference_profiles import NO_PROFILES, AppProfiles
+from price_keeper.usage.inference_profiles import NO_APP_LABELS, AppLabels
 
 NEVER: Final = float("inf")
 NO_THRESHOLD: Final = 1 << 100  # pico-dollars that nobody has; an int, because money is compared with it
@@ -284,7 +284,7 @@ class BudgetState:
         self.active_index = 0
         self.is_stale = False  # the store did not answer when a read was due
         self._configured_labels = self._labels = labels
-        self.app_labels = NO_PROFILES  # labels that the app defined itself; only where the scope is one app
+        self.app_labels = NO_APP_LABELS  # labels that the app defined itself; only where the scope is one app
         self._read_unflushed = read_unflushed
         self._on_threshold = on_threshold
         self._counters = counters or DecisionCounters()
@@ -556,7 +556,7 @@ class BudgetState:
             self._fallback_routes.clear()
             self._add_trackers()
 
-    def apply_app_labels(self, app_labels: AppProfiles | None) -> None:
+    def apply_app_labels(self, app_labels: AppLabels | None) -> None:
         """Apply the labels of the app. None: they could not be read, and the last known ones hold."""
         if app_labels is not None and app_labels is not self.app_labels:
             self.app_labels = app_labels
@@ -635,7 +635,7 @@ class RefreshState:
     due_at: float = -NEVER
     spend_due_at: float = -NEVER  # when spend is read too, and not only the settings
     spend_stale_at: float = -NEVER  # when the known spend is too old for decisions
-    stale_at: float = -NEVER  # from then on a call waits for a read, of spend or of the app's own labels
+    stale_at: float = -NEVER  # from then on a call waits for a read, of spend or of the app labels
     spend_read_at: float = -NEVER
     # between the time at which a read of spend is due and the time at which the known spend is stale
     grace_seconds: float = 0.0

@@ -28,7 +28,7 @@ from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry
 from price_keeper.upstream.forwarder import UpstreamTarget
 from price_keeper.usage.guardrail_usage import build_guardrail_prices
-from price_keeper.usage.inference_profiles import ResolvedProfile
+from price_keeper.usage.inference_profiles import ResolvedAppLabel
 from price_keeper.usage.meter import OperationPricing
 from price_keeper.usage.price_list import identify_model
 from price_keeper.usage.price_updates import PriceTables
@@ -132,7 +132,7 @@ class HardLabelSelector:
 
     def _find_prices(self, candidate: Candidate) -> CallPrices:
         resolved, pricing, targets = candidate
-        if isinstance(resolved, ResolvedProfile):
+        if isinstance(resolved, ResolvedAppLabel):
             return CallPrices((resolved.profile.price_table,), self._unit_prices)
         label = self._labels.get(resolved.label)
         if pricing.counted_label == ASYNC_JOB_LABEL or not resolved.model:

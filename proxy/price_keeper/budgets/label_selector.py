@@ -29,7 +29,7 @@ from price_keeper.parse_call import ParsedCall, locate_model
 from price_keeper.tasks import run_large_work
 from price_keeper.telemetry.request_stats import OperationStats, RequestStats
 from price_keeper.upstream.forwarder import UpstreamTarget
-from price_keeper.usage.inference_profiles import NO_PROFILES, UNREAD_PROFILES, AppProfiles, ResolvedProfile
+from price_keeper.usage.inference_profiles import NO_APP_LABELS, UNREAD_APP_LABELS, AppLabels, ResolvedAppLabel
 from price_keeper.usage.meter import OperationPricing
 from price_keeper.usage.meter_factory import MeterFactory
 
@@ -150,7 +150,7 @@ class LabelSelector:
         destination = route.destinations.get(decision.label)
         if destination is None:
             destination = self._build_destination(caller_day, call, request, resolved, pricing, decision)
-            if type(destination.resolved) is not ResolvedProfile:  # another app may have a label of the same name
+            if type(destination.resolved) is not ResolvedAppLabel:  # another app may have a label of the same name
                 route.destinations[decision.label] = destination
         resolved, pricing, targets, label_headers, stats = destination
         response_headers += label_headers
@@ -290,7 +290,7 @@ def _decide(caller_day: CallerDay, resolved: ResolvedLabel, pricing: OperationPr
     budget, is_format_specific = caller_day.budget, call.operation in FORMAT_SPECIFIC_OPERATIONS
     if pricing.counted_label != resolved.label:
         return budget.decide_without_fallback(pricing.counted_label)
-    if type(resolved) is ResolvedProfile:
+    if type(resolved) is ResolvedAppLabel:
         return budget.decide_app_label(resolved.label, is_format_specific)
     return budget.decide(resolved.label, is_format_specific)
 
@@ -359,21 +359,21 @@ class LabelResolver:
         name = requested if requested in self._labels else self._by_model.get(requested)
         return None if name is None else ResolvedLabel(requested, name, self._labels[name].model)
 
-    def resolve(self, requested: str, app_labels: AppProfiles = NO_PROFILES) -> ResolvedLabel:
+    def resolve(self, requested: str, app_labels: AppLabels = NO_APP_LABELS) -> ResolvedLabel:
         """A configured label, or else one of the app's own. Raises InvalidRequest and Busy."""
         resolved = self.resolve_configured(requested) or app_labels.resolve(requested)
         if resolved is not None:
             return resolved
         if self._allows_unlabelled:
             return ResolvedLabel(requested, "", requested)
-        if app_labels is UNREAD_PROFILES:
+        if app_labels is UNREAD_APP_LABELS:
             message = f"{requested[:200]!r} may be a label of the app's own, which cannot be read now; retry later"
             raise Busy(message, retry_after=UNREAD_RETRY_SECONDS)
         allowed = f"{', '.join((*self._labels, *app_labels.by_name))}, and the models they stand for"
         raise InvalidRequest(f"there is no label for {requested[:200]!r}; there are {allowed}")
 
-    def substitute(self, resolved: ResolvedLabel, label: str, app_labels: AppProfiles = NO_PROFILES) -> ResolvedLabel:
+    def substitute(self, resolved: ResolvedLabel, label: str, app_labels: AppLabels = NO_APP_LABELS) -> ResolvedLabel:
         if label in self._labels:
             return ResolvedLabel(resolved.requested, label, self._labels[label].model)
         profile = app_labels.by_name[label]
-        return ResolvedProfile(resolved.requested, label, profile.label_config.model, profile)
+        return ResolvedAppLabel(resolved.requested, label, profile.label_config.model, profile)

@@ -26,7 +26,7 @@ from price_keeper.domain import Caller, Scope, build_client_id, build_money_reco
 from price_keeper.org_calendar import PeriodSpan, find_span
 from price_keeper.reports import money
 from price_keeper.reports.settings_report import SettingsReport, format_utc
-from price_keeper.usage.inference_profiles import AppProfiles
+from price_keeper.usage.inference_profiles import AppLabels
 
 LABEL_FIELD = pattern_field(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", 64, "a label")
 OVERRIDE_BODY = BodyFields(
@@ -146,7 +146,7 @@ def read_flag(request: ApiRequest, name: str) -> bool:
 
 
 def format_selection(
-    budget: BudgetState, override: Override | None, labels: tuple[str, ...], own_labels: AppProfiles
+    budget: BudgetState, override: Override | None, labels: tuple[str, ...], own_labels: AppLabels
 ) -> dict[str, Any]:
     settings, scope = budget.settings, budget.scope
     all_labels = (*labels, *own_labels.by_name)
@@ -171,7 +171,7 @@ def get_active_label(budget: BudgetState) -> str | None:
     return ordering[budget.active_index] if ordering else None
 
 
-def _format_label(budget: BudgetState, label: str, own_labels: AppProfiles) -> dict[str, Any]:
+def _format_label(budget: BudgetState, label: str, own_labels: AppLabels) -> dict[str, Any]:
     quota = budget.settings.quotas.get(label)
     spent, in_flight = get_spend(budget, label)
     is_outside_ordering = label in PSEUDO_LABELS or (label in own_labels.by_name and not budget.has_label(label))

@@ -35,7 +35,7 @@ from price_keeper.ledger.usage_submissions import (
 from price_keeper.org_calendar import Period, PeriodSpan, find_org_date, find_span
 from price_keeper.reports import money
 from price_keeper.stores import schema
-from price_keeper.usage.inference_profiles import NO_PROFILES, UNREAD_PROFILES
+from price_keeper.usage.inference_profiles import NO_APP_LABELS, UNREAD_APP_LABELS
 from price_keeper.usage.meter import build_counts
 from price_keeper.usage.price_table import Cost, build_label_price_table, price_usage
 from price_keeper.usage.token_usage import Usage
@@ -307,14 +307,14 @@ def _parse_time(fields: Mapping[str, Any], now: float, path_prefix: str) -> floa
 async def _price_usage(services: ControlServices, caller: Caller, fields: Mapping[str, Any], path_prefix: str) -> Cost:
     """The cost by the configuration or, for an app's own label, by its profile. Raises ApiError or StoreUnavailable."""
     name = fields["label"]
-    own_labels = NO_PROFILES if name in services.config.labels else await services.budgets.app_labels.get(caller)
+    own_labels = NO_APP_LABELS if name in services.config.labels else await services.budgets.app_labels.get(caller)
     label = services.config.labels.get(name)  # read again: a reload may have added it during the wait above
     if label is not None:
         price_table = services.price_tables.get(name)
         if price_table is None:
             price_table = services.price_tables[name] = build_label_price_table(label)
         return price_usage(price_table, _build_usage(fields))
-    if own_labels is UNREAD_PROFILES:
+    if own_labels is UNREAD_APP_LABELS:
         raise StoreUnavailable("the app's own labels cannot be read")
     profile = own_labels.by_name.get(name)
     if profile is None:

@@ -1,4 +1,4 @@
-"""An app's own labels, each for an inference profile: parsed from its row in the store to what a call needs. Pure."""
+"""App labels, each for an inference profile: parsed from its row in the store to what a call needs. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ARN = re.compile(ARN_PATTERN)
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class InferenceProfile:
+class AppLabel:
     """One label of an app. It is immutable: changed settings make a new one, and a call keeps the one it began with.
 
     It is compared by identity, so that what is cached for it never applies to another one of the same name.
@@ -34,33 +34,33 @@ class InferenceProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class ResolvedProfile(ResolvedLabel):
-    profile: InferenceProfile
+class ResolvedAppLabel(ResolvedLabel):
+    profile: AppLabel
 
 
-class AppProfiles:
-    """All profiles of one app. If several stand for one ARN, a request for it gets the first by name."""
+class AppLabels:
+    """All labels of one app. If several stand for one ARN, a request for it gets the first by name."""
 
     __slots__ = ("_by_model", "by_name")
 
-    def __init__(self, profiles: Iterable[InferenceProfile] = ()) -> None:
+    def __init__(self, profiles: Iterable[AppLabel] = ()) -> None:
         ordered = sorted(profiles, key=lambda profile: profile.name, reverse=True)
         self._by_model = {profile.label_config.model: profile for profile in ordered}
         self.by_name = {profile.name: profile for profile in reversed(ordered)}
 
-    def resolve(self, requested: str) -> ResolvedProfile | None:
-        """Return the profile of this name, or of this ARN; None if there is none."""
+    def resolve(self, requested: str) -> ResolvedAppLabel | None:
+        """Return the label of this name, or for this ARN; None if there is none."""
         profile = self.by_name.get(requested) or self._by_model.get(requested)
         return (
-            None if profile is None else ResolvedProfile(requested, profile.name, profile.label_config.model, profile)
+            None if profile is None else ResolvedAppLabel(requested, profile.name, profile.label_config.model, profile)
         )
 
 
-NO_PROFILES = AppProfiles()
-UNREAD_PROFILES = AppProfiles()  # the store could not be read, so the app's profiles are not known
+NO_APP_LABELS = AppLabels()
+UNREAD_APP_LABELS = AppLabels()  # the store could not be read, so the app's labels are not known
 
 
-def parse_profile(name: str, item: Item) -> InferenceProfile:
+def parse_profile(name: str, item: Item) -> AppLabel:
     """Parse a row. Raises ValueError for an unusable one (written by hand): no call is served at an unknown price."""
     arn, format = item.get("inference_profile_arn"), item.get("format")
     if not isinstance(arn, str) or not _ARN.fullmatch(arn) or must_be.model(arn):
@@ -70,7 +70,7 @@ def parse_profile(name: str, item: Item) -> InferenceProfile:
     prices = _parse_prices(item.get("prices_usd_per_1m"))
     endpoint = EndpointConfig(arn.split(":")[3])
     label = LabelConfig(arn, cast(Format, format), prices, price_source="config", endpoints=(endpoint,))
-    return InferenceProfile(name, label, build_label_price_table(label))
+    return AppLabel(name, label, build_label_price_table(label))
 
 
 def _parse_prices(given: Any) -> PricesConfig:

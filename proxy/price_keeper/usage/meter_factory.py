@@ -26,7 +26,7 @@ from price_keeper.ledger.ledger_entries import ChargedCounters, CompletionListen
 from price_keeper.operations import Operation
 from price_keeper.upstream.forwarder import CallObserver, UpstreamTarget
 from price_keeper.usage.guardrail_usage import build_guardrail_prices, estimate_units, price_guardrail
-from price_keeper.usage.inference_profiles import InferenceProfile, ResolvedProfile
+from price_keeper.usage.inference_profiles import AppLabel, ResolvedAppLabel
 from price_keeper.usage.meter import (
     GuardedMeter,
     JobMeter,
@@ -109,7 +109,7 @@ class MeterFactory:
         self._clock = clock
         self._forecasts = BoundedDict[str, UsageForecast](MAX_FORECASTS)
         self._pricing_cache = BoundedDict[tuple[str, Operation], OperationPricing](MAX_FORECASTS)
-        self._profile_pricing_cache: WeakKeyDictionary[InferenceProfile, dict[Operation, OperationPricing]] = (
+        self._profile_pricing_cache: WeakKeyDictionary[AppLabel, dict[Operation, OperationPricing]] = (
             WeakKeyDictionary()
         )
         self._paid_jobs = PaidJobs()
@@ -132,7 +132,7 @@ class MeterFactory:
         if it has no price."""
         if operation in FREE_OPERATIONS or method != b"POST":
             return None
-        if type(choice) is ResolvedProfile:
+        if type(choice) is ResolvedAppLabel:
             return self._profile_pricing(choice.profile, operation)
         key = (choice.label or choice.model, operation)
         pricing = self._pricing_cache.get(key)
@@ -192,7 +192,7 @@ class MeterFactory:
         forecast, price_at = self._forecast_for(counted_as), partial(self._find_token_pricer, label)
         return OperationPricing(counted_as, operation, format, price_at, partial(_assume_tokens, forecast), forecast)
 
-    def _profile_pricing(self, profile: InferenceProfile, operation: Operation) -> OperationPricing:
+    def _profile_pricing(self, profile: AppLabel, operation: Operation) -> OperationPricing:
         """Return a profile's pricing, cached for as long as the profile exists. The name does not identify it, because
         another app's label of the same name has its own prices."""
         by_operation = self._profile_pricing_cache.setdefault(profile, {})
