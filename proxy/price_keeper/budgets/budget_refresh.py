@@ -23,7 +23,7 @@ from price_keeper.budgets.effective_settings import EffectiveSettings, resolve_s
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.domain import Scope
-from price_keeper.errors import ConditionFailed, StoreError
+from price_keeper.errors import ConditionFailed
 from price_keeper.ledger.aggregator import AS_OF_ATTRIBUTE, build_shard_keys, build_total_key, sum_items
 from price_keeper.ledger.counter_writes import COST_ATTRIBUTE, to_pico
 from price_keeper.ledger.flusher import Flusher
@@ -33,6 +33,7 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Key, Store
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import metrics
+from price_keeper.telemetry.logs import log_read_failure
 from price_keeper.telemetry.metrics import MetricsRegistry
 
 STORE_RETRY_SECONDS = 3.0  # while the store does not answer
@@ -147,12 +148,7 @@ class BudgetRefresher:
         self.failures += 1
         budget = refresh.budget
         if not budget.is_stale:
-            reason = str(failure) if isinstance(failure, StoreError) else type(failure).__name__
-            _log.warning(
-                "budget of %s cannot be read from the store; the last known values apply until it answers: %s",
-                budget.scope.key,
-                reason,
-            )
+            log_read_failure(_log, f"the budget of {budget.scope.key}", "the last known values apply", failure)
         budget.is_stale = True
         refresh.stale_at = NEVER  # no call waits for a store that does not answer
 

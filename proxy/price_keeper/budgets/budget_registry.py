@@ -48,6 +48,7 @@ from price_keeper.single_flight import SingleFlight
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import metrics
+from price_keeper.telemetry.logs import log_read_failure
 from price_keeper.telemetry.metrics import MetricsRegistry
 from price_keeper.usage.inference_profiles import AppLabels
 
@@ -402,11 +403,7 @@ class BudgetRegistry:
             if is_registered or self._may_serve_unregistered(caller.org):
                 self._add(caller, settings, is_read=True, is_registered=is_registered)
         except Exception as failure:  # whatever the failure, the call needs a budget
-            _log.warning(
-                "settings of org %s cannot be read from the store; the last known settings apply until it answers: %s",
-                caller.org,
-                type(failure).__name__,
-            )
+            log_read_failure(_log, f"the settings of org {caller.org}", "the last known ones apply", failure)
             await self._reread_snapshot_if_new(caller)
             self._add_offline(caller)
 
@@ -478,7 +475,7 @@ class BudgetRegistry:
         return is_served
 
     def _on_app_labels(self, scope: Scope, app_labels: AppLabels) -> None:
-        """A call named a label of the app, so its labels were read before the budget's next read."""
+        """Apply app labels that a call has just read, without waiting for the budget's next refresh."""
         found = self._caller_days.get((scope.org, scope.app))
         if found is not None and found[1].budget.scope == scope:
             found[1].budget.apply_app_labels(app_labels)
