@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -314,6 +315,27 @@ async def test_override_may_move_down_and_be_cleared(one: BudgetSidecar, exact_s
     await clear_override(exact_store, scope, today)
     await look(one, who)
     assert (await one.decide(who)).label == "premium"
+
+
+async def test_override_log_tells_set_cleared_and_expired_apart(
+    one: BudgetSidecar, exact_store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS)
+    await one.decide(who)
+    scope, today = Scope(who.org, "web"), find_span(Period.DAY, one.clock.now(), load_zone("UTC"))
+    await set_override(exact_store, one.clock, scope, today, "economy", "save", "ops", ordering=list(QUOTAS))
+    await look(one, who)
+    await clear_override(exact_store, scope, today)
+    await look(one, who)
+    until = one.clock.now() + 600
+    await set_override(exact_store, one.clock, scope, today, "economy", "save", "ops", until, ordering=list(QUOTAS))
+    await look(one, who)
+    one.store.is_away = True
+    await one.clock.advance(600)
+    for _ in range(2):  # the first call finds the store away
+        await one.decide(who)
+    assert re.findall(r"override (\w+): scope=", caplog.text) == ["set", "cleared", "set", "expired"]
 
 
 async def test_non_sticky_fallback_follows_quotas_alone(one: BudgetSidecar, exact_store: Store) -> None:

@@ -15,7 +15,7 @@ from typing import Final, cast
 from price_keeper.alerts.alert import crossed_thresholds
 from price_keeper.alerts.alert_raiser import AlertRaiser
 from price_keeper.budgets import active_label, app_label_cache
-from price_keeper.budgets.active_label import parse_override
+from price_keeper.budgets.active_label import Override, parse_override
 from price_keeper.budgets.app_label_cache import AppLabelCache
 from price_keeper.budgets.budget_snapshot import BudgetSnapshot
 from price_keeper.budgets.budget_state import MIN_REFRESH_SECONDS, NEVER, BudgetState, RefreshState
@@ -100,6 +100,7 @@ class BudgetRefresher:
 
     def end_override(self, refresh: RefreshState) -> None:
         """End the override at its own time, even if the store does not answer."""
+        self._log_override(refresh, None)
         refresh.override, refresh.override_ends_at, refresh.due_at = None, NEVER, -NEVER
         refresh.budget.apply_settings(refresh.budget.settings, refresh.sticky_index)
 
@@ -223,11 +224,19 @@ class BudgetRefresher:
     def _apply_override(self, refresh: RefreshState, item: Item | None) -> None:
         override = parse_override(item, self._clock.now())
         if override != refresh.override:
-            scope, period = refresh.budget.scope.key, refresh.budget.span.key
-            label, who, why = ("none", "", "") if override is None else (override.label, override.who, override.reason)
-            _log.warning("override changed: scope=%s period=%s label=%s who=%r why=%r", scope, period, label, who, why)
+            self._log_override(refresh, override)
         refresh.override = override
         refresh.override_ends_at = NEVER if override is None else override.until
+
+    def _log_override(self, refresh: RefreshState, override: Override | None) -> None:
+        scope, period = refresh.budget.scope.key, refresh.budget.span.key
+        if override is not None:
+            label, who, why = override.label, override.who, override.reason
+            _log.warning("override set: scope=%s period=%s label=%s who=%r why=%r", scope, period, label, who, why)
+        elif self._clock.now() >= refresh.override_ends_at:
+            _log.warning("override expired: scope=%s period=%s", scope, period)
+        else:
+            _log.warning("override cleared: scope=%s period=%s", scope, period)
 
     def _warn_of_problems(self, refresh: RefreshState, settings: EffectiveSettings) -> None:
         if settings.problems != refresh.warned_problems:
