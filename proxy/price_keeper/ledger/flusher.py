@@ -336,7 +336,8 @@ class Flusher:
 
     def _on_flush_failed(self, failure: StoreError | OSError) -> None:
         if not self.store_trouble and self._throttle.allows("flush"):
-            _log.error("spend cannot be flushed, and waits in the journal: %s", failure)
+            message = "spend cannot be flushed, and waits in the journal: %s; %.2f USD wait, above %g calls get a 503"
+            _log.error(message, failure, self.unflushed_pico / PICO_PER_USD, self.limit_pico / PICO_PER_USD)
         self.store_trouble = str(failure)
         self._interval.on_failed()
 
