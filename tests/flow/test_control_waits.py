@@ -85,7 +85,7 @@ async def test_aggregates_of_today_wait_and_read_the_same_whatever_the_shards(tm
 
 async def test_usage_and_model_selection_wait_for_few_requests_to_the_store(tmp_path: Path) -> None:
     usage = {"request_id": "r-1", "label": "premium", "input_tokens": 1, "output_tokens": 1}
-    async with open_busy_org(tmp_path, 64, delay=0.005) as (api, store):
+    async with open_busy_org(tmp_path, 64, delay=0.05) as (api, store):
         path = f"{API}/apps/app-1"
         cold, _, _ = await measure(api, store, "GET", f"{path}/model-selection")
         warm, _, _ = await measure(api, store, "GET", f"{path}/model-selection")

@@ -248,6 +248,7 @@ async def test_silent_store_is_awaited_no_longer_than_without_snapshot(
         two.store.before_call = hangs
         state = (await two.caller_day(who)).budget
         assert (state.settings.enforcement, state.is_stale) == ("hard", True)
+        monkeypatch.setattr(budget_registry, "LOAD_TIMEOUT_SECONDS", 60)  # the next look gets its answer
         gate.set()
         await two.wait_for_refresh()
         assert not (await two.caller_day(who)).budget.is_stale
