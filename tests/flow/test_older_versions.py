@@ -47,7 +47,9 @@ class Left:
         return self.folder / "journal"
 
     def reports(self, expected: list[dict[str, Any]]) -> bool:
-        return sorted(map(json.dumps, reported(self.folder))) == sorted(map(json.dumps, expected))
+        """By the fields that the older version had; newer ones come beside them."""
+        found = [{name: row[name] for name in expected[0]} for row in reported(self.folder)]
+        return sorted(map(json.dumps, found)) == sorted(map(json.dumps, expected))
 
     def rows(self, table: str, sk: str) -> list[dict[str, Any]]:
         with closing(sqlite3.connect(self.folder / "price-keeper.db")) as database:

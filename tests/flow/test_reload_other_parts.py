@@ -181,7 +181,7 @@ async def test_thousands_of_budgets_reload_within_one_short_turn() -> None:
 class _Quiet:
     """A flusher that has nothing to tell."""
 
-    sender = SimpleNamespace(subscribe=lambda _: None)
+    sender = SimpleNamespace(subscribe=lambda _: None, subscribe_flushed=lambda _: None)
 
     def unflushed_by_counter(self) -> dict[object, int]:
         return {}
