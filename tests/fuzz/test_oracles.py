@@ -9,7 +9,6 @@ import orjson
 import pytest
 from price_keeper import operations, parse_call
 from price_keeper.auth import tokens
-from price_keeper.budgets import org_settings
 from price_keeper.budgets.hard import cost_ceiling, token_bound
 from price_keeper.config import config_problems
 from price_keeper.control import control_requests as control_bodies
@@ -111,10 +110,6 @@ MUTATIONS: dict[str, tuple[str, Spoils]] = {
     "ids that are sent raw": ("paths", puts(operations, "encode_model_id", lambda id: id)),
     "every header": ("paths", puts(parse_call, "_BEDROCK_PREFIX", b"x-")),
     "names that come twice": ("control_bodies", puts(control_bodies, "_reject_duplicate_names", dict)),
-    "quotas without a scope": (
-        "control_bodies",
-        puts(org_settings._Validator, "check_quotas_complete", lambda *_: None),
-    ),
     "signatures": ("tokens", puts(tokens, "_JWT_OPTIONS", {"verify_signature": False})),
     "prices below nothing": ("price_list", wraps(price_list, "_pico_per_token", lambda pico: pico and -pico)),
     "lines that are not there": (
