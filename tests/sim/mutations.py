@@ -5,8 +5,8 @@ The last ones were in the product until the simulator found them; their seeds ar
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,14 +14,16 @@ from unittest import mock
 
 from price_keeper.budgets import active_label, budget_snapshot, label_policy
 from price_keeper.budgets.active_label_follower import ActiveLabelFollower
+from price_keeper.budgets.budget_refresh import BudgetReader, _build_counters
 from price_keeper.budgets.budget_registry import BudgetRegistry
 from price_keeper.budgets.budget_snapshot import SnapshotFile
 from price_keeper.budgets.budget_state import BudgetState, SpendTracker
 from price_keeper.budgets.hard.budget_lease import IDLE_SECONDS, BudgetLease
 from price_keeper.errors import StoreUnavailable
 from price_keeper.ledger import aggregator, counter_writes, lease_rows, recovery
-from price_keeper.ledger.counter_writes import SegmentMarker
-from price_keeper.ledger.flusher import Flusher, FlushGate
+from price_keeper.ledger.aggregator import build_shard_keys, sum_items
+from price_keeper.ledger.counter_writes import COST_ATTRIBUTE, SegmentMarker, to_pico
+from price_keeper.ledger.flusher import Flusher
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.lease_file import BudgetLeaseFile
 from price_keeper.ledger.segment_sender import SegmentSender
@@ -161,9 +163,13 @@ def _by_its_own_clock(time: Any) -> float:
     return float(time._clock.now())
 
 
-@asynccontextmanager
-async def _at_any_time(_: Any, __: float) -> AsyncIterator[bool]:
-    yield True
+async def _exact_at_any_time(reader: BudgetReader, budget: BudgetState) -> None:
+    """Neither the gate nor the marks of flushes are asked."""
+    for counter in _build_counters(budget):
+        began = reader._clock.monotonic()
+        items = await reader._store.get_many(build_shard_keys(counter), consistent=True)
+        sums = sum_items(item for item in items if item is not None)
+        budget.get_tracker(counter.label).apply_exact_sum(to_pico(sums[COST_ATTRIBUTE]), began)
 
 
 async def _follows_nobody(_: Any) -> None:
@@ -234,7 +240,9 @@ MISTAKES = {
     "shards read exactly beside a flush of unknown outcome": Mistake(
         SpendTracker, "is_flush_certain", property(lambda _: True), "soft", 10_010
     ),
-    "shards read exactly while a flush is under way": Mistake(FlushGate, "exclude_flush", _at_any_time, "soft", 20_055),
+    "shards read exactly while a flush is under way": Mistake(
+        BudgetReader, "read_shards", _exact_at_any_time, "soft", 20_055
+    ),
     "money given back without a number": Mistake(lease_rows, "build_release", _without_number, "hard", 10_006),
     "money of calls under way given back by time-out": Mistake(BudgetLease, "tick", _by_time_out, "hard"),
     "holds given back before all is flushed": Mistake(
