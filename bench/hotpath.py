@@ -113,7 +113,7 @@ def _count_last_frames(written: bytes) -> int:
     at = ends = 0
     while at < len(written):
         size, kind, flags = int.from_bytes(written[at : at + 3], "big"), written[at + 3], written[at + 4]
-        if kind == _HEADERS and written[at + 9] != _STATUS_200:
+        if kind == _HEADERS and _STATUS_200 not in written[at + 9 : at + 11]:  # a table size may come first
             raise SystemExit(written)
         ends += kind in (_DATA, _HEADERS) and flags & _END_STREAM
         at += 9 + size
