@@ -138,7 +138,9 @@ class Ending:
 
     def _all_decide_alike(self) -> None:
         for caller in self.world.setup.callers:
-            states = [self._state(life, caller) for life in self.world.running]
+            states = [
+                self.world.scheduler.run(self._state(life, caller), life.loop, 30.0) for life in self.world.running
+            ]
             known = [each for each in states if each is not None]
             if len({each.span for each in known}) > 1 or any(self._something_ends(each) for each in known):
                 continue
@@ -146,7 +148,8 @@ class Ending:
                 served = {each.find_enforced_label(label) for each in known}
                 self.truth.check("all decide alike", len(served) <= 1, caller.app, label, served)
 
-    def _state(self, life: Life, caller: Caller) -> BudgetState | None:
+    async def _state(self, life: Life, caller: Caller) -> BudgetState | None:
+        """In the sidecar's own loop, as the look may start a read."""
         caller_day = life.budget_registry.cached(caller)
         return None if caller_day is None else caller_day.budget
 
