@@ -220,7 +220,9 @@ class Wires:
         for caller, ask in zip(self._callers, asks, strict=True):
             caller.data_received(ask)  # type: ignore[attr-defined]
         self.asked += len(asks)
-        while self.answered < self.asked:  # a few of them wait for more of a limit
+        await self._answer_all()
+        while self.answered < self.asked:
+            await asyncio.sleep(0.001)  # some wait for a limit that a thread asks for: looking on would be counted
             await self._answer_all()
 
     async def _answer_all(self) -> None:
