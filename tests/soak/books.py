@@ -19,7 +19,7 @@ from tests.soak.verdict import Verdict
 
 CLOCKS_SECONDS = 0.1  # between two looks at one clock by two processes, on a machine with much to do
 WAITING_SECONDS = 10.0  # of a call, for limits and budgets, from when its price is frozen to when its intent is written
-LEAST_WAY_SECONDS = 2.0  # from an intent to Bedrock; on a busy machine links hold calls up for longer
+LEAST_WAY_SECONDS = 2.0  # from an intent to Bedrock, or back; on a busy machine links hold calls up for longer
 HIT_SECONDS = 30.0  # from the start of a call to what hit it, at most
 KNOWN_WHYS = {"cut", "no answer", "silent", "unknown"}  # of estimates: the last are found after a kill
 
@@ -163,7 +163,7 @@ class Books:
     def _ended_meanwhile(self, arrived: float, done: float) -> bool:
         """Some sidecar."""
         return any(
-            arrived <= until + self._way and done >= since - LEAST_WAY_SECONDS
+            arrived <= until + self._way and done >= since - self._way  # answers take as long as calls
             for member in self._members.values()
             for since, until in member.ends
         )

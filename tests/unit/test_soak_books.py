@@ -48,12 +48,14 @@ def _recorded(db: Db, request: str, started: float, paid: int, tokens: str = TOK
     db.execute("insert into receipts values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
 
-def _missed(db: Db, tmp_path: Path) -> list[str]:
+def _missed(db: Db, tmp_path: Path, *ends: tuple[float, float]) -> list[str]:
     member = Member("alone", tmp_path / "alone", "", {})
+    member.ends = [*ends]
     member.history = [InForce(0, 0.0, 1.0), InForce(1, PRICES_CHANGE, PRICES_CHANGE + 1)]
     link, verdict = Link("", 0), Verdict()
     link.hit, link.hit_at = {"steady.cut"}, [200.0]
     books = Books(db, [member], [link], verdict)
+    books.measure_ways()
     books.compare_calls()
     books.compare_days({TURNING: "UTC"})
     books.explain_estimates()
@@ -111,3 +113,16 @@ def test_call_with_settings_of_no_org_is_detected(otherwise: str, db: Db, tmp_pa
     """As one of a sidecar that does not know them."""
     db.execute(f"update receipts set {otherwise} where request = 'cut'")
     assert _missed(db, tmp_path) == ["calls on another day, or paid otherwise, than their org says"]
+
+
+@pytest.mark.parametrize(("slowest", "accepted"), [(4.0, True), (1.0, False)])
+def test_answer_on_its_way_when_its_sidecar_was_killed_is_as_slow_as_calls_were(
+    slowest: float, accepted: bool, db: Db, tmp_path: Path
+) -> None:
+    """Bedrock had ended it at 301 s; the sidecar was killed at 304 s and charges it by estimate."""
+    _ran(db, "answered", 300.0)
+    _recorded(db, "", 299.9, 7, why="unknown")
+    _ran(db, "slow", 400.0 + slowest)
+    _recorded(db, "slow", 400.0, pico(0, "premium", TOKENS))
+    missed = _missed(db, tmp_path, (304.0, 305.0))
+    assert ("calls not recorded exactly though nothing befell them" not in missed) is accepted
