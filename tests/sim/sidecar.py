@@ -273,9 +273,9 @@ class Life:
             return
         self._pays_as_noted(intent)
         self._counts_no_more()
-        scopes = {counter.scope for counter in intent.charged.counters}
+        charged = {(counter.scope, counter.period_or_lease) for counter in intent.charged.counters}
         for state in self._budget_states():
-            if state.scope.key in scopes:
+            if (state.scope.key, state.span.key) in charged:  # the state of a day that is over decides nothing
                 self._follows(state, now)
             for label, quota in state.settings.quotas.items():
                 spent = state.get_tracker(label)
