@@ -118,7 +118,7 @@ $(VENV)/.fuzz: requirements/fuzz.lock | $(VENV)/.python
 	@touch $@
 
 fuzz: $(VENV)/.fuzz  ## ten minutes of coverage-guided fuzzing of all that strangers send; what it finds stays in tests/fuzz/found
-	$(VENV)/fuzz/bin/python -m tests.fuzz.run --seconds $${PRICE_KEEPER_FUZZ_SECONDS:-600}
+	PYTHONPATH=proxy $(VENV)/fuzz/bin/python -m tests.fuzz.run --seconds $${PRICE_KEEPER_FUZZ_SECONDS:-600}
 
 fuzz-properties: $(VENV)/.dev ## property tests and simulations with 20 times as many examples, drawn at random; takes most of an hour
 	PRICE_KEEPER_EFFORT=20 PRICE_KEEPER_SEED=$(SEED) $(BIN)/python -m pytest --hypothesis-seed=$(SEED) tests/property tests/sim
