@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import secrets
+import sys
+import termios
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -28,6 +31,7 @@ from price_keeper.telemetry.metrics import MetricsRegistry
 from tests.support.clock import ManualClock
 from tests.support.control_harness import API, ORG, SETTINGS, ControlHarness, open_control_harness
 from tests.support.engines import Engines
+from tests.support.raw_clients import eventually
 
 VALID = 14
 FLOOD = 100
@@ -56,11 +60,17 @@ class Wire(NamedTuple):
     async def status(self) -> int:
         """0 where the connection ends without an answer."""
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 line = await self.reader.readline()
         except (ConnectionError, TimeoutError):
             return 0
         return int(line.split()[1]) if line else 0
+
+    def undelivered_bytes(self) -> int:
+        sent = self.writer.get_extra_info("socket")
+        if self.writer.is_closing() or sent.fileno() < 0:
+            return 0
+        return int.from_bytes(fcntl.ioctl(sent, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
 class Client:
@@ -79,6 +89,13 @@ class Client:
 
     async def ask(self, data: bytes, address: str = HERE) -> int:
         return await (await self.send(data, address)).status()
+
+    async def arrived(self) -> None:
+        """What was sent has been read at the other side, which is in this process. On a busy machine the kernel takes
+        its time, so it is asked what it has not delivered yet."""
+        await eventually(lambda: not any(wire.undelivered_bytes() for wire in self.wires))
+        for _ in range(20):
+            await asyncio.sleep(0)
 
     async def close(self) -> None:
         for wire in self.wires:
@@ -114,12 +131,6 @@ def head(method: str, path: str, headers: dict[str, str] | None = None, length: 
     return "\r\n".join((*lines, "", "")).encode()
 
 
-async def arrived() -> None:
-    """What was sent to the other side of this process has been read there."""
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
 HALF_LOGIN = head("POST", "/auth/token", length=1000) + b'{"client_id": '
 PROBES = ("/health", "/ready", "/metrics")
 
@@ -138,7 +149,7 @@ async def test_half_sent_bodies_block_neither_probes_nor_administrator(
 ) -> None:
     for address in addresses(count):
         await client.send(HALF_LOGIN, address)
-        await arrived()
+        await client.arrived()
     found = [await client.ask(head("GET", path), address) for path in PROBES for address in (HERE, "127.0.0.9")]
     assert found == [200] * len(found)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(local_addr=(HERE, 0))) as session:
@@ -152,7 +163,7 @@ async def test_half_sent_bodies_block_neither_probes_nor_administrator(
 async def test_half_sent_bodies_block_no_probe_of_health_port(health: Client, count: int, method: str) -> None:
     for address in addresses(count):
         await health.send(head(method, "/health", length=1000) + b"{", address)
-        await arrived()
+        await health.arrived()
     found = [await health.ask(head("GET", path), address) for path in PROBES for address in (HERE, "127.0.0.9")]
     assert found == [200] * len(found)
 
@@ -162,9 +173,9 @@ async def test_half_sent_body_of_administrator_outlives_others(api: ControlHarne
     await api.put_app()
     shown = api.auth_headers("admin")
     slow = await client.send(head("POST", f"{API}/apps/shop/credentials/rotate", shown, len(body)) + body[:5])
-    await arrived()
+    await client.arrived()
     strangers = [await client.send(HALF_LOGIN) for _ in range(2 * DEFAULT_PORT_LIMITS.max_per_network)]
-    await arrived()
+    await client.arrived()
     assert strangers[0].reader.at_eof() or await strangers[0].status() == 0
     slow.writer.write(body[5:])
     assert await slow.status() == 200
@@ -199,10 +210,10 @@ async def test_requests_waiting_for_store_block_neither_probes_nor_administrator
         await client.send(head("GET", API, api.auth_headers((ORG, None))))
         for _ in range(DEFAULT_PORT_LIMITS.max_per_network)
     ]
-    await arrived()
+    await client.arrived()
     assert [await client.ask(head("GET", path)) for path in PROBES] == [200] * 3
     administrator = await client.send(head("GET", API, api.auth_headers("admin")))
-    await arrived()
+    await client.arrived()
     gate.set()
     assert await administrator.status() == 200
     found = Counter([await each.status() for each in asked])
@@ -217,7 +228,7 @@ async def test_status_pages_survive_half_sent_bodies_and_block_no_probe(api: Con
     assert [await each.status() for each in pages] == [200] * MAX_ADMIN_PAGES
     for _ in range(2 * DEFAULT_PORT_LIMITS.max_per_network):
         await client.send(HALF_LOGIN)
-    await arrived()
+    await client.arrived()
     assert [await client.ask(head("GET", path)) for path in PROBES] == [200] * 3
     assert not [each for each in pages if each.writer.transport.is_closing() or each.reader.at_eof()]
 
@@ -239,7 +250,7 @@ async def test_invented_retrieval_tokens_do_not_block_valid_one_of_same_address(
         return head("GET", f"{API}/apps/{app}/credentials/secret", {"X-Retrieval-Token": token})
 
     flood = [await client.send(asked(f"a{n % VALID}", secrets.token_urlsafe(32))) for n in range(FLOOD)]
-    await arrived()
+    await client.arrived()
     found = [await client.ask(asked(f"a{n}", each["secret_retrieval_token"])) for n, each in enumerate(made)]
     assert found == [200] * VALID
     again = [await client.ask(asked(f"a{n}", each["secret_retrieval_token"])) for n, each in enumerate(made)]
@@ -264,7 +275,7 @@ async def test_invented_clients_do_not_block_valid_one_of_same_address(
 
     for n in range(4 * FLOOD):  # both unknown names, and the valid ones with invented secrets
         await client.send(asked(f"org-{uuid4()}" if n % 2 else known[n % VALID][0], make_secret()))
-    await arrived()
+    await client.arrived()
     assert [await client.ask(asked(*each)) for each in known] == [200] * VALID
     assert isinstance(api.parts.clients, ClientVerifier)
 
