@@ -257,24 +257,57 @@ async def test_rejected_segment_still_counts_as_spend(one: BudgetSidecar) -> Non
     assert (await one.decide(who)).label == "standard"
 
 
-async def test_override_expires_during_store_outage(one: BudgetSidecar) -> None:
-    who = new_caller()
+async def put_override(one: BudgetSidecar, who: Caller, until: float) -> None:
+    scope, today = Scope(who.org, "web"), find_span(Period.DAY, one.clock.now(), load_zone("UTC"))
+    store = one.store._store
+    await set_override(store, one.clock, scope, today, "economy", "save", "ops", until, ordering=list(QUOTAS))
+
+
+@pytest.mark.parametrize("is_spend_fresh", [True, False])  # if it is not, the call waits for a read
+@pytest.mark.parametrize("store_state", ["there", "away", "hanging"])
+async def test_override_that_is_over_serves_no_further_call(
+    one: BudgetSidecar, monkeypatch: pytest.MonkeyPatch, store_state: str, is_spend_fresh: bool
+) -> None:
+    who, seconds = new_caller(), 1 if is_spend_fresh else 601
     await put_budget(one.store._store, who.org, QUOTAS)
     await one.decide(who)
-    scope, today = Scope(who.org, "web"), find_span(Period.DAY, one.clock.now(), load_zone("UTC"))
-    until = one.clock.now() + 600
-    await set_override(
-        one.store._store, one.clock, scope, today, "economy", "save", "ops", until, ordering=list(QUOTAS)
-    )
+    await put_override(one, who, one.clock.now() + limits.SETTINGS_REFRESH_SECONDS + seconds)
     await look(one, who)
     assert (await one.decide(who)).label == "economy"
-    one.store.is_away = True
-    await look(one, who, 601)
+    answers = asyncio.Event()
+
+    async def wait(_: str) -> None:
+        await answers.wait()
+
+    one.store.is_away = store_state == "away"
+    if store_state == "hanging":
+        one.store.before_call = wait
+        monkeypatch.setattr(budget_registry, "LOAD_TIMEOUT_SECONDS", 0.01)
+    await one.clock.advance(seconds)
     one.store.calls.clear()
     for _ in range(100):
         assert (await one.decide(who)).label == "premium"
+    answers.set()
     await one.wait_for_refresh()
-    assert len(one.store.calls) <= 2
+    assert len(one.store.calls) <= 4
+
+
+async def test_override_that_ends_while_status_is_read_is_not_reported(one: BudgetSidecar) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS)
+    await one.decide(who)
+    await put_override(one, who, one.clock.now() + 600)
+    await look(one, who)
+    await one.wait_for_refresh()
+
+    async def answer_late(_: str) -> None:
+        one.store.before_call = None
+        one.store.is_away = True
+        await one.clock.leap(600)
+
+    one.store.before_call = answer_late
+    budget, override = await one.budget_registry.read_status(who, forces_read=True)
+    assert (budget.is_stale, override, budget.active_index) == (True, None, 0)
 
 
 @pytest.mark.parametrize("when", ["new", "known"])

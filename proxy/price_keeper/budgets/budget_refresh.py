@@ -98,8 +98,10 @@ class BudgetRefresher:
         if self._clock.monotonic() >= refresh.due_at:
             self.refresh(refresh)
 
-    def end_override(self, refresh: RefreshState) -> None:
-        """End the override at its own time, even if the store does not answer."""
+    def end_override_if_over(self, refresh: RefreshState, now: float) -> None:
+        """End the override when its time is over. Call it before each use of the budget: no read may come to say so."""
+        if now < refresh.override_ends_at:
+            return
         self._log_override(refresh, None)
         refresh.override, refresh.override_ends_at, refresh.due_at = None, NEVER, -NEVER
         refresh.budget.apply_settings(refresh.budget.settings, refresh.sticky_index)

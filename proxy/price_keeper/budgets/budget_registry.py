@@ -250,8 +250,7 @@ class BudgetRegistry:
             return None
         if moment >= refresh.stale_at and not refresh.is_refresh_slow:
             return None
-        if now >= refresh.override_ends_at:
-            self.refresher.end_override(refresh)
+        self.refresher.end_override_if_over(refresh, now)
         if moment >= caller_day.valid_until:
             self._start_loading(caller)
         if moment >= refresh.due_at:
@@ -281,6 +280,7 @@ class BudgetRegistry:
             await self._reread_snapshot_if_new(caller)
         caller_day, refresh = self._get_or_add(caller)
         refresh.is_refresh_slow = self.refresher.is_reading(refresh)
+        self.refresher.end_override_if_over(refresh, self._clock.now())  # no read has said so if the store is away
         self._note_served(refresh)
         return caller_day
 
@@ -337,6 +337,7 @@ class BudgetRegistry:
                     await self.refresher.refresh_now(refresh)
         elif refresh.spend_read_at + self._totals_seconds <= self._clock.monotonic() and not refresh.budget.is_stale:
             self.refresher.refresh_soon(refresh)  # by now others may have spent more, and somebody wants to know
+        self.refresher.end_override_if_over(refresh, self._clock.now())
         return refresh.budget, refresh.override
 
     def subscribe(self, on_spent_elsewhere: Callable[[Counter], None]) -> None:
