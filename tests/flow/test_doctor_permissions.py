@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import gc
-import os
-import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from price_keeper import app
 from price_keeper.clock import SystemClock
@@ -23,10 +19,10 @@ from price_keeper.stores.contract import ConditionCheck, Delete, Item, Key, Page
 from price_keeper.stores.schema import TABLES
 from price_keeper.stores.sqlite import SqliteStore
 
-from tests.support.control_harness import ADMIN_KEY, API, ORG, SETTINGS
+from tests.support.control_harness import API, ORG, SETTINGS
 from tests.support.doctor import write_config
+from tests.support.running_app import ENVIRON, ask, run_app
 
-ENVIRON = {"PRICE_KEEPER_JWT_SECRET": "what these tests sign their tokens with", "PRICE_KEEPER_API_KEY": ADMIN_KEY}
 SECONDS = 30
 _NAMES = {Put: "PutItem", Update: "UpdateItem", Delete: "DeleteItem", ConditionCheck: "ConditionCheckItem"}
 
@@ -88,19 +84,8 @@ async def running(
         return await made.open()
 
     monkeypatch.setattr(app, "open_sqlite", watched)
-    begun: asyncio.Future[app.StartedServer] = asyncio.get_running_loop().create_future()
-
-    async def tell(started: app.StartedServer) -> None:
-        begun.set_result(started)
-
-    process = asyncio.ensure_future(app.run(config, ENVIRON, tell, role=role))
-    try:
-        await asyncio.wait([process, begun], timeout=SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        yield begun.result()
-    finally:
-        os.kill(os.getpid(), signal.SIGTERM)
-        await process
-        gc.unfreeze()
+    async with run_app(config, role) as started:
+        yield started
 
 
 def fleet(folder: Path, name: str) -> Config:
@@ -110,43 +95,36 @@ def fleet(folder: Path, name: str) -> Config:
     return dataclasses.replace(config, labels={"premium": label, "economy": label})
 
 
-async def asked(url: str, method: str, path: str, body: Any = None, status: int = 200, **headers: str) -> Any:
-    shown = {"X-API-Key": ADMIN_KEY} if not headers else {name.replace("_", "-"): it for name, it in headers.items()}
-    async with aiohttp.ClientSession() as session, session.request(method, url + path, json=body, headers=shown) as it:
-        assert it.status == status, (method, path, await it.text())
-        return await it.json()
-
-
 async def administered(url: str) -> None:
     """Whatever the control API can be asked for, at least once."""
     shop = f"{API}/apps/shop"
-    client = (await asked(url, "PUT", API, SETTINGS, 201))["client_id"]
-    token = (await asked(url, "PUT", shop, {"app_name": "x"}, 201))["secret_retrieval_token"]
-    client, secret = (await asked(url, "GET", f"{shop}/credentials/secret", X_Retrieval_Token=token)).values()
+    client = (await ask(url, "PUT", API, SETTINGS, 201))["client_id"]
+    token = (await ask(url, "PUT", shop, {"app_name": "x"}, 201))["secret_retrieval_token"]
+    client, secret = (await ask(url, "GET", f"{shop}/credentials/secret", X_Retrieval_Token=token)).values()
     login = {"client_id": client, "client_secret": secret}
     for _ in range(7):  # more than a client may have
-        tokens = await asked(url, "POST", "/auth/token", login)
-    tokens = await asked(url, "POST", "/auth/refresh", {"refresh_token": tokens["refresh_token"]})
-    await asked(url, "GET", "/credentials", Authorization=f"{client}:{secret}")
+        tokens = await ask(url, "POST", "/auth/token", login)
+    tokens = await ask(url, "POST", "/auth/refresh", {"refresh_token": tokens["refresh_token"]})
+    await ask(url, "GET", "/credentials", Authorization=f"{client}:{secret}")
     own = f"Bearer {tokens['access_token']}"
-    await asked(url, "GET", f"{shop}/model-selection?force_check=true", Authorization=own)
+    await ask(url, "GET", f"{shop}/model-selection?force_check=true", Authorization=own)
     usage = {"request_id": "r1", "label": "premium", "input_tokens": 10**6, "output_tokens": 1}
-    await asked(url, "POST", f"{shop}/usage", usage, 201, Authorization=own)
-    await asked(url, "POST", f"{shop}/usage", usage, 200, Authorization=own)
+    await ask(url, "POST", f"{shop}/usage", usage, 201, Authorization=own)
+    await ask(url, "POST", f"{shop}/usage", usage, 200, Authorization=own)
     for path in ("/api/v1/orgs", API, f"{API}/apps", shop, f"{API}/audit", f"{shop}/inference-profiles"):
-        await asked(url, "GET", path)
+        await ask(url, "GET", path)
     for path in (f"{API}/aggregates/today", f"{shop}/aggregates/today", f"{shop}/sessions"):
-        await asked(url, "GET", path)
+        await ask(url, "GET", path)
     arn = "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/x"
     profile = {"label": "own", "inference_profile_arn": arn, "format": "nova"}
     prices = {"prices_usd_per_1m": {"input": 1, "output": 2}}
-    await asked(url, "POST", f"{shop}/inference-profiles", profile | prices, 201)
-    await asked(url, "PUT", f"{shop}/override", {"label": "economy", "reason": "a test"})
-    await asked(url, "DELETE", f"{shop}/override")
-    await asked(url, "POST", "/auth/revoke", {"token": tokens["access_token"]})
-    await asked(url, "POST", "/auth/revoke", {"token": tokens["refresh_token"]})
-    await asked(url, "DELETE", f"{shop}/sessions")
-    await asked(url, "POST", f"{shop}/credentials/rotate", {"grace_hours": 1})
+    await ask(url, "POST", f"{shop}/inference-profiles", profile | prices, 201)
+    await ask(url, "PUT", f"{shop}/override", {"label": "economy", "reason": "a test"})
+    await ask(url, "DELETE", f"{shop}/override")
+    await ask(url, "POST", "/auth/revoke", {"token": tokens["access_token"]})
+    await ask(url, "POST", "/auth/revoke", {"token": tokens["refresh_token"]})
+    await ask(url, "DELETE", f"{shop}/sessions")
+    await ask(url, "POST", f"{shop}/credentials/rotate", {"grace_hours": 1})
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -168,7 +146,7 @@ async def test_roles_use_no_permission_doctor_does_not_try(tmp_path: Path, monke
     body = {"messages": [{"role": "user", "content": [{"text": "Hello"}]}]}
     async with running(config, "sidecar", sidecar, monkeypatch) as started:
         for label, status in {"premium": 200, "economy": 200, "nobodys": 400}.items():
-            await asked(
+            await ask(
                 f"http://{started.data_address}", "POST", f"/model/{label}/converse", body, status, Authorization=shown
             )
         await until(lambda: {("daily-total", "PutItem"), ("usage-agg-sharded", "UpdateItem")} <= sidecar)
