@@ -132,6 +132,19 @@ def test_every_alert_has_instructions_and_test() -> None:
     assert {f"price_keeper_{name}" for name in wanted} <= covered
 
 
+def test_alert_rules_cover_what_operations_says_to_alert_on() -> None:
+    guide = (ROOT / "docs" / "operations.md").read_text()
+    table = guide.partition("\nAlert on these.")[2].partition("\n## ")[0]
+    conditions = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    named, alerted, charted = (
+        metrics_in(" ".join(texts))
+        for texts in (conditions, (alert["expr"] for alert in ALERTS), (query.expression for query in PANELS))
+    )
+    assert len(named) > 10
+    assert {name for name in named if f"{name}_bucket" not in alerted} <= alerted
+    assert {name for name in named if name.startswith("price_keeper_journal_")} <= charted
+
+
 @pytest.mark.parametrize("what", [("check", "rules", RULES), ("test", "rules", TESTS)], ids=lambda what: what[0])
 def test_promtool_accepts_rules_and_tests(what: tuple[str, str, Path]) -> None:
     command = [find_program("promtool"), *what[:2], what[2].name]
