@@ -9,6 +9,7 @@ import orjson
 import pytest
 from price_keeper import operations, parse_call
 from price_keeper.auth import tokens
+from price_keeper.budgets import effective_settings, org_settings
 from price_keeper.budgets.hard import cost_ceiling, token_bound
 from price_keeper.config import config_problems
 from price_keeper.control import control_requests as control_bodies
@@ -109,6 +110,14 @@ MUTATIONS: dict[str, tuple[str, Spoils]] = {
     "units of one assessment": ("guardrails", wraps(guardrail_usage, "_read_trace_units", lambda told: told[:1])),
     "ids that are sent raw": ("paths", puts(operations, "encode_model_id", lambda id: id)),
     "every header": ("paths", puts(parse_call, "_BEDROCK_PREFIX", b"x-")),
+    "quotas of any value": (
+        "control_bodies",
+        puts(org_settings._Validator, "_validate_quotas", lambda _, quotas: quotas),
+    ),
+    "no quota as a quota of zero": (
+        "control_bodies",
+        wraps(effective_settings, "_read_budget", lambda read: (read[0], dict.fromkeys(read[0], 0) | read[1])),
+    ),
     "names that come twice": ("control_bodies", puts(control_bodies, "_reject_duplicate_names", dict)),
     "signatures": ("tokens", puts(tokens, "_JWT_OPTIONS", {"verify_signature": False})),
     "prices below nothing": ("price_list", wraps(price_list, "_pico_per_token", lambda pico: pico and -pico)),
@@ -123,6 +132,10 @@ MUTATIONS: dict[str, tuple[str, Spoils]] = {
     ),
     "calls that count twice": ("journal", puts(recovery.RecoveredSegment, "hand_calls_to", lambda *_: None)),
     "numbers that are rounded": ("values", wraps(item_codec, "normalize_number", lambda value: float(value))),
+    "an unreadable quota as no limit": (
+        "values",
+        wraps(effective_settings, "_read_quotas", lambda quotas: {each: pico for each, pico in quotas.items() if pico}),
+    ),
     "a kind that is another": ("values", puts(dynamodb_expressions, "normalize_number", str)),
 }
 

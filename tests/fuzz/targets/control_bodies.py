@@ -23,6 +23,7 @@ from price_keeper.control import (
 )
 from price_keeper.control.api_errors import ApiError
 from price_keeper.control.control_requests import MAX_JSON_DEPTH, parse_json, parse_query
+from price_keeper.domain import PICO_PER_MICRO
 from price_keeper.reports import report_period
 from price_keeper.stores.dynamodb_expressions import item_from_wire, item_to_wire
 from price_keeper.stores.item_codec import decode_item, encode_item
@@ -91,11 +92,11 @@ def _settings(value: Any) -> None:
     """Of an org, and of an app in it."""
     org = _checked(lambda: validate_org(value, LABELS, None, DEFAULTS))
     if org is not None:
-        same(
-            resolve_settings(org, None, DEFAULTS, DEFAULT_ALERT_THRESHOLDS, NOW).problems,
-            (),
-            f"what is passed over of {org}",
-        )
+        settings = resolve_settings(org, None, DEFAULTS, DEFAULT_ALERT_THRESHOLDS, NOW)
+        same(settings.problems, (), f"what is passed over of {org}")
+        same(list(settings.ordering), org["model_ordering"], f"the ordering of {org}")
+        micros = {label: pico / PICO_PER_MICRO for label, pico in settings.quotas.items()}
+        same(micros, org["quotas"], f"the quotas of {org}")
     above = org or GOOD
     app = _checked(lambda: validate_app(value, LABELS, above))
     if app is not None:

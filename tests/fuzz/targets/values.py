@@ -81,9 +81,12 @@ def _added(numbers: list[int | Decimal]) -> None:
 
 
 def _planned(item: Item) -> None:
-    """Whatever was written by hand there is a plan, in which each label has a quota."""
+    """Whatever was written by hand there is a plan. A label has no limit only if readable quotas leave it out."""
     plan = resolve_settings(item, None, DefaultsConfig(), DEFAULT_ALERT_THRESHOLDS, NOW)
-    holds(set(plan.ordering) <= plan.quotas.keys(), f"labels without a quota: {plan}")
+    unlimited, quotas = set(plan.ordering) - plan.quotas.keys(), item.get("quotas")
+    holds(
+        not unlimited or (isinstance(quotas, dict) and not unlimited & quotas.keys()), f"labels without a quota: {plan}"
+    )
     holds(all(type(quota) is int and quota >= 0 for quota in plan.quotas.values()), f"quotas: {plan.quotas}")
     holds(item.get("model_ordering") is None or plan.ordering, "an ordering that means no budget")
     holds(0 < plan.tight_secs <= plan.normal_secs, f"intervals: {plan}")
