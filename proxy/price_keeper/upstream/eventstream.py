@@ -53,7 +53,9 @@ class BrokenStream(ValueError):
         super().__init__(f"{fault}, in the frame that begins at byte {offset}")
 
 
-class Frame(NamedTuple):
+class EventFrame(NamedTuple):
+    """A frame that `FrameWatcher` reports."""
+
     kind: str  # event, exception or error
     name: str  # its event type, exception type or error code
     payload: bytes  # the end of the payload, as much of it as was wanted
@@ -76,9 +78,9 @@ class FrameWatcher:
         self.frames = 0  # completed frames, reported or not
         self.boundary = 0  # where in the stream the last one of them ended
 
-    def feed(self, data: bytes) -> list[Frame]:
+    def feed(self, data: bytes) -> list[EventFrame]:
         """Return the frames to report that end in this data. Never raises, so observing cannot harm the stream."""
-        reported: list[Frame] = []
+        reported: list[EventFrame] = []
         at, size = 0, len(data) if self.failure is None else 0
         try:
             while at < size:
@@ -110,7 +112,7 @@ class FrameWatcher:
         self.failure = BrokenStream(fault, self.boundary)
         self._partial = None
 
-    def _scan_whole_frames(self, data: bytes, at: int, reported: list[Frame]) -> int:
+    def _scan_whole_frames(self, data: bytes, at: int, reported: list[EventFrame]) -> int:
         """Return where it stopped: at an incomplete or faulty frame, which `_PartialFrame` then handles.
 
         The inner loop of every stream: for a frame that is not wanted it calls only C functions.
@@ -133,7 +135,7 @@ class FrameWatcher:
                 if interest is not None:
                     kind, name, keep = interest
                     kept = data[crc_at - (payload_size if payload_size < keep else keep) : crc_at]
-                    reported.append(_make_tuple(Frame, (kind, name, kept, payload_size)))
+                    reported.append(_make_tuple(EventFrame, (kind, name, kept, payload_size)))
                 frames += 1
                 at += total
         finally:  # also if the headers of a frame cannot be read
@@ -141,7 +143,7 @@ class FrameWatcher:
             self.boundary += at - start
         return at
 
-    def _feed_partial(self, view: memoryview, reported: list[Frame]) -> int:
+    def _feed_partial(self, view: memoryview, reported: list[EventFrame]) -> int:
         """Continue the frame in progress, or begin one; return how many bytes of the view belong to it."""
         partial = self._partial = self._partial or _PartialFrame(self._interests)
         used = partial.take(view)
@@ -207,11 +209,11 @@ class _PartialFrame:
         self.consumed += used
         return used
 
-    def report(self) -> list[Frame]:
+    def report(self) -> list[EventFrame]:
         if self._interest is None:
             return []
         kind, name, keep = self._interest
-        return [Frame(kind, name, bytes(self._kept[max(0, len(self._kept) - keep) :]), self._payload_size)]
+        return [EventFrame(kind, name, bytes(self._kept[max(0, len(self._kept) - keep) :]), self._payload_size)]
 
     def _take_head(self, view: memoryview) -> int:
         used = self._gather(view, self._head_size)

@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol
 from price_keeper.config.config_sections import GuardrailsConfig
 from price_keeper.operations import Operation
 from price_keeper.upstream import json_splice
-from price_keeper.upstream.eventstream import Frame, FrameWatcher
+from price_keeper.upstream.eventstream import EventFrame, FrameWatcher
 from price_keeper.usage import fast_parse, model_families
 from price_keeper.usage.price_table import PRICE_UNKNOWN, Cost
 from price_keeper.usage.stream_usage import parse_json
@@ -301,7 +301,7 @@ class _ServerSentEventTraceReader:
         return parse_json(bytes(self._buffer.removeprefix(b"data:")))
 
 
-def _parse_frame(frame: Frame) -> Any:
+def _parse_frame(frame: EventFrame) -> Any:
     """Parse an event of Converse, or the base64 content of a chunk of InvokeModel."""
     event = parse_json(frame.payload)
     if frame.name != "chunk":

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from price_keeper.upstream.eventstream import Frame
+from price_keeper.upstream.eventstream import EventFrame
 from price_keeper.usage import model_families
 from price_keeper.usage.model_families import INVOCATION_METRICS, NO_HEADERS
 from price_keeper.usage.token_usage import NO_COUNTS, ReportedCounts, Usage, build_usage, merge_counts, sum_tokens
@@ -110,14 +110,14 @@ class InvocationStream:
     def __init__(self, headers: Mapping[bytes, bytes] = NO_HEADERS) -> None:
         """`headers` state tier and latency; the chunks do not for all families."""
         self._headers = headers
-        self._first: list[Frame] = []
-        self._last: deque[Frame] = deque(maxlen=_MAX_LAST_CHUNKS)
-        self._first_counting: list[Frame] = []  # chunks with counts between the first and the last chunks
-        self._last_counting: deque[Frame] = deque(maxlen=_MAX_LAST_CHUNKS)
+        self._first: list[EventFrame] = []
+        self._last: deque[EventFrame] = deque(maxlen=_MAX_LAST_CHUNKS)
+        self._first_counting: list[EventFrame] = []  # chunks with counts between the first and the last chunks
+        self._last_counting: deque[EventFrame] = deque(maxlen=_MAX_LAST_CHUNKS)
         self._has_dropped_chunks = False  # whether other chunks were dropped
         self._estimated_tokens = 0
 
-    def add_frame(self, frame: Frame) -> None:
+    def add_frame(self, frame: EventFrame) -> None:
         if frame.name != "chunk" or frame.kind != "event":
             return
         excess = frame.payload_size - ORDINARY_FRAME_BYTES  # the content is in base64: 3 bytes are 4 here
@@ -135,13 +135,13 @@ class InvocationStream:
                     self._has_dropped_chunks = True
             last.append(frame)
 
-    def _keep_counting(self, chunk: Frame) -> None:
+    def _keep_counting(self, chunk: EventFrame) -> None:
         if len(self._first_counting) < _MAX_FIRST_CHUNKS:
             self._first_counting.append(chunk)
         else:
             self._last_counting.append(chunk)
 
-    def _iter_newest_first(self) -> Iterator[Frame]:
+    def _iter_newest_first(self) -> Iterator[EventFrame]:
         """Yield the kept chunks from the newest to the oldest."""
         for frames in (self._last, self._last_counting, self._first_counting, self._first):
             yield from reversed(frames)
@@ -190,7 +190,7 @@ class _StreamCounts(NamedTuple):
     tier: str
 
 
-def _parse_chunk(frame: Frame) -> dict[str, Any]:
+def _parse_chunk(frame: EventFrame) -> dict[str, Any]:
     if frame.payload_size > len(frame.payload):
         return _parse_end_of_chunk(frame.payload)
     try:
@@ -200,7 +200,7 @@ def _parse_chunk(frame: Frame) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _may_have_output(frame: Frame) -> bool:
+def _may_have_output(frame: EventFrame) -> bool:
     """Whether a chunk may have output; True also if it cannot be read completely."""
     document = _parse_chunk(frame)
     return frame.payload_size > len(frame.payload) or not document or model_families.has_output(document)
@@ -439,11 +439,11 @@ class ConverseStream:
     def __init__(self, format: str = "", headers: Mapping[bytes, bytes] = NO_HEADERS) -> None:
         self._format = format
         self._headers = headers
-        self._metadata: Frame | None = None
+        self._metadata: EventFrame | None = None
         self._estimated_tokens = 0
         self._has_begun = self._has_block = False
 
-    def add_frame(self, frame: Frame) -> None:
+    def add_frame(self, frame: EventFrame) -> None:
         if frame.name == "contentBlockDelta":
             excess = frame.payload_size - ORDINARY_FRAME_BYTES
             self._estimated_tokens += TOKENS_PER_FRAME if excess < 0 else TOKENS_PER_FRAME + excess // BYTES_PER_TOKEN
@@ -471,7 +471,7 @@ class ConverseStream:
     def has_output(self) -> bool:
         return self._has_block or self._estimated_tokens > 0
 
-    def _parse_metadata(self, metadata: Frame, *, needs_output: bool = True) -> Usage | None:
+    def _parse_metadata(self, metadata: EventFrame, *, needs_output: bool = True) -> Usage | None:
         payload, size = metadata.payload, metadata.payload_size
         document = parse_json(payload) if size == len(payload) else _parse_end_of_metadata(payload)
         usage = model_families.read_converse(document, self._headers, needs_output=needs_output)
