@@ -22,12 +22,6 @@ class LeakyBuckets:
         self._max_keys = max_keys
         self._empty_at: dict[Hashable, int] = {}  # one number is the whole state of a bucket
 
-    def __len__(self) -> int:
-        return len(self._empty_at)
-
-    def clear(self) -> None:
-        self._empty_at.clear()
-
     def wait_seconds(self, key: Hashable) -> float:
         """Return how long until one more attempt is allowed; 0 if it is now."""
         return max(0, self._wait(key, self._now())) / _NANOS_PER_SECOND

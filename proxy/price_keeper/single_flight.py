@@ -18,7 +18,7 @@ class SingleFlight(Generic[K, T]):
 
     The load runs in a task of its own, to its end, and no caller can cancel it. If a caller is cancelled, the others
     still get the result. If all are, the load continues, and the next caller joins it. A failure is logged if `start`
-    began the load, whoever joined it, and never if `get_or_load` did.
+    began the load, even if callers joined it, and never if `get_or_load` did.
     """
 
     def __init__(self) -> None:
@@ -27,9 +27,6 @@ class SingleFlight(Generic[K, T]):
     def __contains__(self, key: K) -> bool:
         """Whether a load of this key is running."""
         return self._find(key) is not None
-
-    def __len__(self) -> int:
-        return len(self._running)
 
     async def get_or_load(self, key: K, load: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the result of the load that is running, or of a new one. Raises its failure."""

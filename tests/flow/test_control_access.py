@@ -176,8 +176,8 @@ async def test_attacks_are_refused_in_uniform_error_form(api: ControlHarness) ->
     await api.put_org()
     await api.put_app()
     for number, (method, path, headers, body, status) in enumerate(ATTACKS):
-        api.parts.login_throttle._by_address.clear()
-        api.parts.login_throttle._by_client.clear()
+        api.parts.login_throttle._by_address._empty_at.clear()
+        api.parts.login_throttle._by_client._empty_at.clear()
         url = URL(api.url + path, encoded=True)
         skipped = ["Content-Type"] if body is not None else []
         async with api.session.request(

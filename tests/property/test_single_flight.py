@@ -85,6 +85,6 @@ def test_single_flight_in_any_order_gives_each_caller_its_load(steps: list[tuple
             await fleet.take(*step)
         for key in tuple(fleet.running):
             await fleet.finish(key, 1, fails=False)
-        assert len(fleet.flights) == 0
+        assert len(fleet.flights._running) == 0
 
     asyncio.run(run())

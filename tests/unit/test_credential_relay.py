@@ -74,7 +74,7 @@ async def test_concurrent_requests_share_one_fetch(relayed: CredentialRelay, con
     found = await asyncio.gather(*(relayed.issue(CREDENTIAL) for _ in range(200)))
     assert control.requests[CREDENTIAL] == 1
     assert all(each == found[0] for each in found)
-    assert len(relayed._single_flight) == 0
+    assert len(relayed._single_flight._running) == 0
 
 
 async def test_other_secret_of_same_client_gets_no_cached_token(
@@ -208,7 +208,7 @@ async def test_cache_and_waiters_are_bounded(
     control.answer = ControlServiceFailed("away")
     found = await asyncio.gather(*(relayed.issue(f"{WEB}:s{n}") for n in range(50)), return_exceptions=True)
     assert Counter(str(each) for each in found)["too many callers wait for credentials"] == 30
-    assert (relayed._waiters.waiting, len(relayed._single_flight)) == (0, 0)
+    assert (relayed._waiters.waiting, len(relayed._single_flight._running)) == (0, 0)
     assert len(relayed._recent_refusals) <= 10
 
 

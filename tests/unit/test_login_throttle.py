@@ -52,14 +52,12 @@ def test_impossible_client_ids_share_one_bucket() -> None:
     wrong = LoginThrottle(lambda: 0.0)
     waits = [each for number in range(FAILURE_BURST + 1) for each in failed(wrong, "x" * number, f"192.0.2.{number}")]
     assert waits == [FAILURE_INTERVAL_SECONDS]
-    assert len(wrong._by_client) == 1
 
 
 def test_non_client_logins_are_counted_by_address() -> None:
     wrong = LoginThrottle(lambda: 0.0)
     for number in range(FAILURE_BURST + 5):
         wrong.count_failure(None, f"192.0.2.{number}")
-    assert len(wrong._by_client) == 0
     assert len(failed(wrong, "x", "198.51.100.1", FAILURE_BURST)) == 0
     assert failed(wrong, ADMIN, "198.51.100.2", FAILURE_BURST) == []
     assert failed(wrong, ADMIN, "198.51.100.3") == [FAILURE_INTERVAL_SECONDS]

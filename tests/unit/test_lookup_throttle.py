@@ -144,7 +144,7 @@ async def test_memory_is_bounded_and_busiest_addresses_are_kept(monkeypatch: pyt
     for number in range(1000):
         turns.ask(f"2001:db8:{number:x}::1")
         await settle()
-        assert len(turns.lookups._per_address) <= 100
+        assert len(turns.lookups._per_address._empty_at) <= 100
     (busy,) = turns.ask("192.0.2.1")
     await settle()
     assert not busy.done()

@@ -396,7 +396,7 @@ async def test_check_from_before_generation_change_accepts_nobody_after_it(
     await move_on(store, 1)
     here.link.gate.set()
     assert {type(each) for each in await asyncio.gather(early, late, return_exceptions=True)} == {TokenRejected}
-    assert len(here.revocation._lookups) == 0
+    assert len(here.revocation._lookups._running) == 0
 
 
 async def test_lookup_that_has_not_begun_when_all_were_ended_is_answered(two: list[TokenServiceInstance]) -> None:
@@ -407,7 +407,7 @@ async def test_lookup_that_has_not_begun_when_all_were_ended_is_answered(two: li
     here.revocation.clear_cache()
     await asyncio.wait_for(asking, module.LOOKUP_TIMEOUT_SECONDS / 2)
     assert here.revocation.away_seconds == here.revocation.accepted_unchecked == 0
-    assert len(here.revocation._lookups) == 0
+    assert len(here.revocation._lookups._running) == 0
 
 
 async def test_revocation_is_checked_before_token_is_issued_again(

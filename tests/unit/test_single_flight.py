@@ -35,10 +35,10 @@ async def test_get_or_load_concurrent_callers_share_one_load() -> None:
     callers = [asyncio.create_task(flights.get_or_load("a", load)) for _ in range(100)]
     other = asyncio.create_task(flights.get_or_load("b", load))
     await settle()
-    assert ("a" in flights, "b" in flights, "c" in flights, len(flights)) == (True, True, False, 2)
+    assert ("a" in flights, "b" in flights, "c" in flights, len(flights._running)) == (True, True, False, 2)
     load.gate.set()
     assert await asyncio.gather(*callers, other) == [1] * 100 + [2]
-    assert len(flights) == 0
+    assert len(flights._running) == 0
     assert await flights.get_or_load("a", load) == 3  # results are not cached
 
 
@@ -75,7 +75,7 @@ async def test_get_or_load_all_cancelled_next_caller_joins_the_same_load() -> No
     late = asyncio.create_task(flights.get_or_load("a", load))
     await settle()
     load.gate.set()
-    assert (await late, load.count, len(flights)) == (1, 1, 0)
+    assert (await late, load.count, len(flights._running)) == (1, 1, 0)
 
 
 async def test_get_or_load_failure_after_all_left_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -110,7 +110,7 @@ async def test_load_cancelled_before_it_begins_frees_its_key() -> None:
     (task,) = asyncio.all_tasks() - before
     task.cancel()  # as `asyncio.run` does at its end
     await settle()
-    assert (len(flights), load.count) == (0, 0)
+    assert (len(flights._running), load.count) == (0, 0)
     assert await flights.get_or_load("a", load) == 1
 
 
@@ -130,7 +130,7 @@ async def test_load_that_has_ended_is_joined_by_nobody() -> None:
 
     flights.start("a", load)
     await settle()
-    assert (in_same_turn, len(started), len(flights)) == ([False, False], 2, 0)
+    assert (in_same_turn, len(started), len(flights._running)) == ([False, False], 2, 0)
 
 
 async def test_start_failure_is_logged_once_without_its_message(caplog: pytest.LogCaptureFixture) -> None:
