@@ -54,7 +54,12 @@ class AlertOutbox:
         except FileNotFoundError:
             pass  # delivered in the meantime
         except (OSError, ValueError) as failure:
-            _log.error("alert file %s%s cannot be read (%s); it is skipped and kept", name, ALERT_SUFFIX, failure)
+            _log.error(
+                "alert file %s%s cannot be read (%s); its alert is not delivered, and the file is kept",
+                name,
+                ALERT_SUFFIX,
+                failure,
+            )
         self.names.discard(name)
         return None
 

@@ -305,7 +305,10 @@ class CredentialRelay(CredentialIssuer):
             self._is_away = True
         elif moment >= self._quiet_until:
             self._quiet_until = moment + FAILURE_LOG_SECONDS
-            _log.warning("the control service returned no usable credentials: %s", failure)
+            _log.warning(
+                "the control service returned no usable credentials: %s; cached ones are used until they expire",
+                failure,
+            )
 
     def _note_recovery(self) -> None:
         if self._is_away:

@@ -57,7 +57,7 @@ _RevocationNames = tuple[str, ...]  # partition keys under which a token may be 
 _PROBE_NAMES: Final = ("PROBE",)
 
 
-# Attributes of a revocation's row: which token of whom was revoked, and when.
+# Attributes of a revocation's row: which client's token was revoked, and when.
 TOKEN_TYPE, CLIENT_ID, REVOKED_AT, ORIGINAL_EXPIRY = (
     "token_type",
     "client_id",

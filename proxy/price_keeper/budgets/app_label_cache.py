@@ -166,7 +166,12 @@ class AppLabelCache:
                 raise ValueError("the configuration has that name")
             return item, parse_profile(label, item)
         except ValueError as failure:
-            _log.warning("%s: the app label %s cannot be used: %s", scope.key, label, failure)
+            _log.warning(
+                "%s: the app label %s cannot be used: %s; correct it, or delete it, in the app's inference profiles",
+                scope.key,
+                label,
+                failure,
+            )
             return item, None
 
     def _get_or_add(self, key: _AppKey) -> _AppEntry:

@@ -236,15 +236,19 @@ class BudgetRefresher:
             label, who, why = override.label, override.who, override.reason
             _log.warning("override set: scope=%s period=%s label=%s who=%r why=%r", scope, period, label, who, why)
         elif self._clock.now() >= refresh.override_ends_at:
-            _log.warning("override expired: scope=%s period=%s", scope, period)
+            _log.warning("override expired: scope=%s period=%s; the quotas decide again", scope, period)
         else:
-            _log.warning("override cleared: scope=%s period=%s", scope, period)
+            _log.warning("override cleared: scope=%s period=%s; the quotas decide again", scope, period)
 
     def _warn_of_problems(self, refresh: RefreshState, settings: EffectiveSettings) -> None:
         if settings.problems != refresh.warned_problems:
             refresh.warned_problems = settings.problems
             for problem in settings.problems:
-                _log.warning("a setting of %s is unusable and ignored: %s", refresh.budget.scope.key, problem)
+                _log.warning(
+                    "a setting of %s is unusable: %s; correct it with `price-keeper app put` or `org put`",
+                    refresh.budget.scope.key,
+                    problem,
+                )
 
     async def _move_active_label(self, refresh: RefreshState, item: Item | None) -> None:
         """Advance the active label for the whole fleet if its quota is spent. One process wins the conditional write;
@@ -262,7 +266,7 @@ class BudgetRefresher:
         else:
             self.active_label_moves += 1
             _log.warning(
-                "active label advanced: scope=%s period=%s label=%s before=%s",
+                "active label advanced: scope=%s period=%s label=%s before=%s; the quota before it is spent",
                 budget.scope.key,
                 budget.span.key,
                 settings.ordering[index],

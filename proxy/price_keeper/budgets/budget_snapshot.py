@@ -382,7 +382,7 @@ class SnapshotFile:
             paths = [*self._folder.iterdir()]
         except OSError as failure:
             _log.warning(
-                "budget snapshots in %s cannot be read; this process starts without them: %s",
+                "budget snapshots in %s cannot be read: %s; budgets are unknown until the store answers",
                 self._folder,
                 failure.strerror,
             )
@@ -391,7 +391,11 @@ class SnapshotFile:
         records = (values for path, _ in named for values in _read_file(path))
         found, malformed = select_newest(chain(decode_lines(b"".join(more_lines)).values, records))
         if malformed:
-            _log.warning("%d records of the budget snapshots in %s are malformed and skipped", malformed, self._folder)
+            _log.warning(
+                "%d records of budget snapshots in %s are malformed; their budgets are unknown until the store answers",
+                malformed,
+                self._folder,
+            )
         return found, [path for path, name in named if self._workers is not None and int(name[1]) >= self._workers]
 
 
@@ -411,8 +415,16 @@ def _read_file(path: Path) -> list[list[object]]:
     except FileNotFoundError:  # its worker has just ended
         return []
     except (OSError, ValueError) as failure:
-        _log.warning("budget snapshot %s is skipped: %s", path, getattr(failure, "strerror", None) or failure)
+        _log.warning(
+            "budget snapshot %s is skipped: %s; budgets that it alone has are unknown until the store answers",
+            path,
+            getattr(failure, "strerror", None) or failure,
+        )
         return []
     if found.corrupt_lines:
-        _log.warning("budget snapshot %s has %d corrupt lines, which are skipped", path, found.corrupt_lines)
+        _log.warning(
+            "budget snapshot %s has %d corrupt lines; their budgets are unknown until the store answers",
+            path,
+            found.corrupt_lines,
+        )
     return found.values[1:]

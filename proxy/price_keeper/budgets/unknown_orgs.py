@@ -44,7 +44,7 @@ class UnknownOrgs:
         )
 
     def note_unregistered(self, org: str) -> bool:
-        """The org is not in the store. Returns whether its calls are served all the same."""
+        """Note that the org is not in the store. Returns whether its calls are served all the same."""
         is_new = org not in self._checked_at
         self._checked_at[org] = self._clock.monotonic()
         self._served_offline.pop(org, None)

@@ -148,7 +148,8 @@ def to_api_error(failure: Exception, request_id: str) -> ApiError:
 
 
 def _build_race_error(failure: SessionLimitRace) -> ApiError:
-    """The details are the store's reason for each write of the last attempt, in their order."""
+    """The answer to a login that lost its races. The details are the store's reason for each write of the last
+    attempt, in their order."""
     details = [(f"writes.{number}", reason.code.value) for number, reason in enumerate(failure.reasons)]
     return ApiError(
         failure.status,

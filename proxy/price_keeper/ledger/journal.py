@@ -317,8 +317,8 @@ class Journal:
 
     @property
     def is_stale(self) -> bool:
-        """A segment that is old by its name may not be sent after a restart without an operator, so none is kept open
-        for long."""
+        """Whether the open segment must be replaced for its age: one that is older by its name is sent after a restart
+        only if an operator asks for it."""
         return self._ulids.now() - read_created_at(self._segment.ulid) > MAX_SEGMENT_AGE_SECONDS
 
     def write_intent(self, intent: Intent) -> int:

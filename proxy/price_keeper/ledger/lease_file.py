@@ -189,7 +189,9 @@ def _read_keys(path: Path) -> list[HardBudgetKey]:
         except (AttributeError, TypeError, ValueError):
             malformed += 1
     if malformed:
-        _log.warning("%s: %d lines are torn; the budget leases that they name are not released", path, malformed)
+        _log.warning(
+            "%s: %d lines are torn; what their budget leases hold stays leased until the period ends", path, malformed
+        )
     return list(keys)
 
 

@@ -142,7 +142,10 @@ class Recording:
         try:
             await release_former_leases(self.store, self.clock, self.folder, self.lease_file.holder)
         except (StoreError, OSError) as failure:
-            _log.warning("budget leases of former runs cannot be released yet; they are tried again: %s", failure)
+            _log.warning(
+                "budget leases of former runs cannot be released yet; their money stays leased until then: %s",
+                failure,
+            )
             return
         self.has_former_leases = False
 

@@ -149,7 +149,7 @@ class RecoveredSegment:
 
     def hand_calls_to(self, later: RecoveredSegment) -> None:
         """Remove the calls that a later segment carries. If that is not the next segment, because the next one has lost
-        what it carried, only calls with an identical intent are removed: another process numbers its calls anew."""
+        what it carried, only calls with an identical intent are removed: each process numbers its calls from 1."""
         if self.seal is not None:  # a sealed segment needs no more than its seal; the rest only takes memory
             self.open, self.carried, self.tally = {}, {}, UsageTally()
             return

@@ -165,7 +165,7 @@ class _Client:
 
 
 def _read_aws_settings() -> _AwsSettings:
-    """Where the list is, and whom to trust: as the environment and the shared configuration file of AWS say."""
+    """Where the list is and which certificates to trust, by the environment and AWS's shared configuration file."""
     file = os.environ.get("AWS_CONFIG_FILE", "~/.aws/config")
     if not Path(file).expanduser().exists() and not any(name.startswith("AWS_ENDPOINT_URL") for name in os.environ):
         return _AwsSettings(ENDPOINT, os.environ.get("AWS_CA_BUNDLE") or None)

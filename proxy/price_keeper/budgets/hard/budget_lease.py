@@ -467,7 +467,8 @@ class BudgetLeases:
             self._changed_keys.discard(key)
         except StoreError as failure:
             _log.warning(
-                "hard budget %s cannot be reconciled with its spend; the next attempt is in about a minute: %s",
+                "hard budget %s cannot be reconciled with its spend, so usage that no lease paid for counts as left; "
+                "the next attempt is in about a minute: %s",
                 " ".join(key),
                 failure,
             )
@@ -559,7 +560,7 @@ class BudgetLeaseWriter:
             raise InsufficientBudget(bucket_reasons[0].item, maybe_applied=failure.maybe_applied) from None
 
     def _confirm_sequence(self, leased: int) -> None:
-        """Every write with this sequence number has been applied by now, or never will be."""
+        """Go on to the next sequence number: no write with this one can be applied any more. `leased` is in the row."""
         gained = leased - self._claimed
         self._sequence += 1
         self.has_unconfirmed_write = False
