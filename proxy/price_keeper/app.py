@@ -371,7 +371,7 @@ async def _open_data_port(
     write_batcher = WriteBatcher()
     forwarder = data_port_wiring.build_forwarder(bedrock, clock, tasks, write_batcher)
     rate_limiter = data_port_wiring.build_rate_limiter(
-        config, core.store, clock, tasks, core.lease_manager, core.budgets.snapshot
+        config, core.store, clock, core.lease_manager, core.budgets.snapshot
     )
     rate_limiter.register_metrics(core.telemetry)
     hard_label_selector = data_port_wiring.build_hard_label_selector(

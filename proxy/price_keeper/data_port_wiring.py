@@ -196,11 +196,10 @@ def build_rate_limiter(
     config: Config,
     store: Store,
     clock: Clock,
-    tasks: Tasks,
     lease_manager: RateLeaseManager,
     snapshot: BudgetSnapshot | None = None,
 ) -> RateLimiter:
-    limit_cache = RateLimitCache(store, clock, tasks, snapshot or BudgetSnapshot(clock.now))
+    limit_cache = RateLimitCache(store, clock, snapshot or BudgetSnapshot(clock.now))
     return RateLimiter(limit_cache, lease_manager, serves_offline=config.on_store_down == "serve")
 
 

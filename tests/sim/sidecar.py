@@ -130,7 +130,8 @@ class Life:
         if not self.is_ready:
             return False
         holders = self.leasing._holders.values()
-        has_pending = any(not each.lease.is_empty or each.unsettled or each.top_up is not None for each in holders)
+        top_ups = self.leasing._top_ups
+        has_pending = any(not each.lease.is_empty or each.unsettled or each in top_ups for each in holders)
         is_exact = (self.world.settings.limits or {}).get("mode") == "exact"
         is_telling = any(task.get_coro().__name__ in TELLING for task in self.tasks._spawned)  # perhaps not yet begun
         return bool(self.limiter.pending or has_pending or is_telling or (is_exact and (self.calls or self.under_way)))
@@ -200,7 +201,7 @@ class Life:
         self.forwarder = SimulatedForwarder(clock, world.bedrock, lambda: bool(journal._unwritten))
         tariffs = PriceTables(config, store, None, clock)
         rate_limiter = data_port_wiring.build_rate_limiter(
-            config, store, clock, tasks, self.leasing, self.budget_registry.snapshot
+            config, store, clock, self.leasing, self.budget_registry.snapshot
         )
         hard = data_port_wiring.build_hard_label_selector(
             config, store, clock, tasks, recording, self.budget_registry, tariffs, self.forwarder

@@ -201,8 +201,7 @@ def test_crash_loses_only_what_was_held() -> None:
         await asyncio.sleep(15.3)
         victim, *others = fleet.sidecars
         for holder in victim.lease_manager._holders.values():
-            if holder.top_up is not None:
-                await holder.top_up.wait()
+            await victim.lease_manager._top_ups.wait(holder)
         victim.is_dead = True
         held = victim.lease_manager.held_by_limit()[RPM]
         for sidecar in others:

@@ -169,7 +169,7 @@ async def data_port(
                 price_tables,
                 budget_registry,
                 tasks,
-                data_port_wiring.build_rate_limiter(full_config, store, clock, tasks, lease_manager),
+                data_port_wiring.build_rate_limiter(full_config, store, clock, lease_manager),
                 hard,
             )
             listener, port = await data_port_wiring.open_data_port(handler, full_config, clock, tasks, write_batcher)

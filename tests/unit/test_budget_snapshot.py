@@ -25,7 +25,6 @@ from price_keeper.org_calendar import Period, find_span, load_zone
 from price_keeper.rates.rate_limiter import RateLimitCache
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Store
-from price_keeper.tasks import Tasks
 
 from tests.support.budget_fleet import (
     USD,
@@ -281,32 +280,30 @@ async def test_snapshot_keeps_rate_limits(exact_store: Store, clock: ManualClock
     who, notes = new_caller(), BudgetSnapshot(clock.now)
     await put_item(exact_store, schema.org_config_key(who.org), limits={"rpm": 60})
     await put_item(exact_store, schema.app_config_key(who.org, "web"), limits={"rpm": 6}, version=4)
-    async with Tasks(clock) as tasks:
-        met = await RateLimitCache(exact_store, clock, tasks, notes).load(who)
-        away = CountingStore(exact_store)
-        away.is_away = True
-        kept = RateLimitCache(cast(Store, away), clock, tasks, passed_on(notes))
-        found = await kept.load(who)
-        assert (found.buckets, dict(found.rates)) == (met.buckets, {"rpm": 6})
-        assert not (await kept.load(new_caller())).buckets
-        away.is_away = False
-        await put_item(exact_store, schema.app_config_key(who.org, "web"), limits={"rpm": 7}, version=5)
-        assert dict((await kept.load(who)).rates) == {"rpm": 7}
+    met = await RateLimitCache(exact_store, clock, notes).load(who)
+    away = CountingStore(exact_store)
+    away.is_away = True
+    kept = RateLimitCache(cast(Store, away), clock, passed_on(notes))
+    found = await kept.load(who)
+    assert (found.buckets, dict(found.rates)) == (met.buckets, {"rpm": 6})
+    assert not (await kept.load(new_caller())).buckets
+    away.is_away = False
+    await put_item(exact_store, schema.app_config_key(who.org, "web"), limits={"rpm": 7}, version=5)
+    assert dict((await kept.load(who)).rates) == {"rpm": 7}
 
 
 async def test_slow_read_of_limits_does_not_undo_newer_settings(one: BudgetSidecar, tmp_path: Path) -> None:
     """It began before the budget became hard, and ends after that was read with the budget."""
     who, store = new_caller(), DelayedStore(one.store._store)
     await put_budget(one.store._store, who.org, QUOTAS, enforcement="soft", version=1)
-    async with Tasks(one.clock) as tasks:
-        limits_read = asyncio.create_task(
-            RateLimitCache(cast(Store, store), one.clock, tasks, one.budget_registry.snapshot).load(who)
-        )
-        await store.has_read.wait()
-        await put_budget(one.store._store, who.org, QUOTAS, enforcement="hard", version=2)
-        await one.decide(who)
-        store.may_answer.set()
-        await limits_read
+    limits_read = asyncio.create_task(
+        RateLimitCache(cast(Store, store), one.clock, one.budget_registry.snapshot).load(who)
+    )
+    await store.has_read.wait()
+    await put_budget(one.store._store, who.org, QUOTAS, enforcement="hard", version=2)
+    await one.decide(who)
+    store.may_answer.set()
+    await limits_read
     async with following(one, tmp_path) as two:
         assert (await two.caller_day(who)).budget.settings.enforcement == "hard"
 
@@ -317,15 +314,14 @@ async def test_slow_read_of_one_worker_does_not_undo_newer_settings_of_another(
     who, store = new_caller(), DelayedStore(exact_store)
     slow, fast = (SnapshotFile(tmp_path, clock, worker, 2) for worker in range(2))
     await put_budget(exact_store, who.org, QUOTAS, enforcement="soft", version=1)
-    async with Tasks(clock) as tasks:
-        limits_read = asyncio.create_task(RateLimitCache(cast(Store, store), clock, tasks, slow.snapshot).load(who))
-        await store.has_read.wait()
-        await put_budget(exact_store, who.org, QUOTAS, enforcement="hard", version=2)
-        async with open_budget_sidecar(tmp_path / "fast", exact_store, clock, snapshot=fast.snapshot) as one:
-            await one.decide(who)
-        await clock.advance(10)
-        store.may_answer.set()
-        await limits_read
+    limits_read = asyncio.create_task(RateLimitCache(cast(Store, store), clock, slow.snapshot).load(who))
+    await store.has_read.wait()
+    await put_budget(exact_store, who.org, QUOTAS, enforcement="hard", version=2)
+    async with open_budget_sidecar(tmp_path / "fast", exact_store, clock, snapshot=fast.snapshot) as one:
+        await one.decide(who)
+    await clock.advance(10)
+    store.may_answer.set()
+    await limits_read
     for worker in (slow, fast):
         await worker.write()
     successor = SnapshotFile(tmp_path, clock)

@@ -7,6 +7,6 @@
     token_bucket, bucket_writes, rate_limit_settings   arithmetic, conditional writes, settings (pure)
     store_time           the store's clock, by the responses that the store's engine reports
 
-Imports domain, errors, clock, tasks, exchange, telemetry, of stores `contract`, `schema` and `item_values`, and of
-ledger the receipt. Imports nothing of budgets, which imports `rate_limit_settings`.
+Imports domain, errors, clock, tasks, single_flight, exchange, telemetry, of stores `contract`, `schema` and
+`item_values`, and of ledger the receipt. Imports nothing of budgets, which imports `rate_limit_settings`.
 """

@@ -33,6 +33,7 @@ from price_keeper.rates.rate_lease import (
     select_slowest_refill,
 )
 from price_keeper.rates.token_bucket import RateBucket
+from price_keeper.single_flight import SingleFlight
 from price_keeper.tasks import Tasks
 
 Buckets = Sequence[RateBucket]
@@ -71,15 +72,14 @@ class RateLimitCounts:
 
 
 class LeaseHolder:
-    """One caller's lease, and its top-up in flight if there is one."""
+    """One caller's lease, and what is under way for it."""
 
-    __slots__ = ("buckets", "is_evicted", "lease", "offline_limiter", "store_away_until", "top_up", "unsettled")
+    __slots__ = ("buckets", "is_evicted", "lease", "offline_limiter", "store_away_until", "unsettled")
 
     def __init__(self, buckets: Buckets, lease: RateLease) -> None:
         self.buckets = buckets
         self.lease = lease
         self.offline_limiter: OfflineLimiter | None = None
-        self.top_up: asyncio.Event | None = None
         self.store_away_until = 0.0
         self.unsettled = 0  # calls that wait for a top-up or are not settled yet
         self.is_evicted = False  # if set, returned tokens go to the store instead of the lease
@@ -144,6 +144,7 @@ class RateLeaseManager:
         self._random = random_fraction
         self._max_callers = max_callers
         self._holders: dict[str, LeaseHolder] = {}
+        self._top_ups = SingleFlight[LeaseHolder, None]()
         self._is_stopping = False
         self._next_log_at = 0.0
         self.counts = RateLimitCounts()
@@ -200,7 +201,7 @@ class RateLeaseManager:
         wanted = order_costs(lease.names, costs)
         taken = lease.take(wanted, now)
         if taken == TAKEN_BUT_LOW:
-            if holder.top_up is None and now >= holder.store_away_until:
+            if now >= holder.store_away_until:
                 self._start_top_up(holder, None)
             taken = TAKEN
         if taken == TAKEN:
@@ -256,7 +257,8 @@ class RateLeaseManager:
     async def _admit_after_top_up(self, holder: LeaseHolder, costs: Amounts) -> RateDecision | None:
         """Wait for one top-up and take. None: try again, unless the store is away."""
         wanted = order_costs(holder.lease.names, costs)
-        await (holder.top_up or self._start_top_up(holder, wanted)).wait()
+        self._start_top_up(holder, wanted)
+        await self._top_ups.wait(holder)
         if holder.is_evicted:
             return None
         wanted = order_costs(holder.lease.names, costs)  # computed again because the settings may have changed
@@ -270,14 +272,16 @@ class RateLeaseManager:
         self.counts.waited += 1
         return RateDecision(WAITED, holder.buckets, holder.lease.names, wanted, holder)
 
-    def _start_top_up(self, holder: LeaseHolder, need: Costs | None) -> asyncio.Event:
+    def _start_top_up(self, holder: LeaseHolder, need: Costs | None) -> None:
+        """Start a top-up, unless one is in flight."""
+        if holder in self._top_ups:
+            return
         if (debt := holder.lease.find_unpayable_debt(need)) is not None:
             self._pay_debt(holder, debt)
-        done = holder.top_up = asyncio.Event()
-        self._tasks.spawn(self._top_up(holder, holder.lease.plan_top_up(self._now(), need), done))
-        return done
+        plan = holder.lease.plan_top_up(self._now(), need)
+        self._top_ups.start(holder, lambda: self._top_up(holder, plan))
 
-    async def _top_up(self, holder: LeaseHolder, plan: TopUpPlan, done: asyncio.Event) -> None:
+    async def _top_up(self, holder: LeaseHolder, plan: TopUpPlan) -> None:
         lease, conflicts_before, is_away = holder.lease, self._bucket_client.conflicts, True
         grant: Grant | None = None
         try:
@@ -302,8 +306,6 @@ class RateLeaseManager:
                 self.counts.failed += 1
                 lease.on_failed(plan, self._now(), had_conflicts=not is_away)
                 holder.store_away_until = self._now() + STORE_RETRY_SECONDS if is_away else 0.0
-            holder.top_up = None
-            done.set()
 
     def _apply_grant(self, lease: RateLease, plan: TopUpPlan, grant: Grant, had_conflicts: bool) -> None:
         self.counts.top_ups[grant.path] += 1
@@ -371,7 +373,9 @@ class RateLeaseManager:
     def _evict_one(self) -> bool:
         oldest = islice(self._holders.items(), EVICTION_SAMPLE)
         evictable = [
-            (holder.lease.last_call, name) for name, holder in oldest if not holder.unsettled and holder.top_up is None
+            (holder.lease.last_call, name)
+            for name, holder in oldest
+            if not holder.unsettled and holder not in self._top_ups
         ]
         if evictable:
             self._evict(min(evictable)[1])
@@ -383,8 +387,7 @@ class RateLeaseManager:
         self._tasks.spawn(self._return_after_top_up(holder))
 
     async def _return_after_top_up(self, holder: LeaseHolder) -> None:
-        if holder.top_up is not None:
-            await holder.top_up.wait()
+        await self._top_ups.wait(holder)
         await self._return_tokens(holder)
 
     async def sweep(self) -> None:
@@ -392,7 +395,7 @@ class RateLeaseManager:
         for number, (name, holder) in enumerate(list(self._holders.items())):
             if not number % SWEEP_BATCH:
                 await asyncio.sleep(0)
-            if holder.top_up is None and not holder.is_evicted:
+            if holder not in self._top_ups and not holder.is_evicted:
                 await self._sweep_holder(name, holder, self._now())
         if self._bucket_client.pending:
             with suppress(StoreError):
@@ -437,8 +440,7 @@ class RateLeaseManager:
         with suppress(TimeoutError):
             async with asyncio.timeout(STORE_TIMEOUT_SECONDS):
                 for holder in holders:
-                    if holder.top_up is not None:
-                        await holder.top_up.wait()
+                    await self._top_ups.wait(holder)
         slots = asyncio.Semaphore(STOP_CONCURRENCY)
 
         async def return_tokens(holder: LeaseHolder) -> None:
@@ -446,9 +448,9 @@ class RateLeaseManager:
                 await self._return_tokens(holder)
 
         for holder in holders:
-            if holder.top_up is not None:  # still in flight after the timeout, so stop does not wait for it
+            if holder in self._top_ups:  # still in flight after the timeout, so stop does not wait for it
                 self._tasks.spawn(self._return_after_top_up(holder))
-        await asyncio.gather(*(return_tokens(holder) for holder in holders if holder.top_up is None))
+        await asyncio.gather(*(return_tokens(holder) for holder in holders if holder not in self._top_ups))
         await asyncio.sleep(0)  # lets the adjustments of calls that just ended start
         if self._bucket_client.pending:
             with suppress(StoreError, TimeoutError):

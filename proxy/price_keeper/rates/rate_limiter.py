@@ -25,9 +25,9 @@ from price_keeper.ledger.ledger_entries import Receipt
 from price_keeper.rates.rate_lease_manager import RateDecision, RateLeaseManager
 from price_keeper.rates.rate_limit_settings import REQUESTS, TOKENS, ScopeRateLimits, parse_rate_limits
 from price_keeper.rates.token_bucket import MILLI, RateBucket
+from price_keeper.single_flight import SingleFlight
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Store
-from price_keeper.tasks import Tasks
 from price_keeper.telemetry import metrics
 from price_keeper.telemetry.logs import log_read_failure
 from price_keeper.telemetry.metrics import MetricsRegistry
@@ -187,24 +187,23 @@ class CallerRateLimits:
         return tokens if capacity is None or tokens <= capacity // 2 else capacity // 2
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _CachedLimits:
     limits: CallerRateLimits
     refresh_at: float = -math.inf
     expires_at: float = -math.inf
-    read_done: asyncio.Event | None = None
     is_stale: bool = False
 
 
 class RateLimitCache:
     """The limits of each caller: a cache of the settings in the store, refreshed in the background."""
 
-    def __init__(self, store: Store, clock: Clock, tasks: Tasks, snapshot: SettingsSnapshot) -> None:
+    def __init__(self, store: Store, clock: Clock, snapshot: SettingsSnapshot) -> None:
         self._store = store
         self._snapshot = snapshot
         self._clock = clock
-        self._tasks = tasks
         self._entries: dict[tuple[str, str | None], _CachedLimits] = {}
+        self._reads = SingleFlight[_CachedLimits, None]()
 
     def cached(self, caller: Caller) -> CallerRateLimits | None:
         """Return the limits without I/O, and start a refresh if one is due; None if the store must be read first."""
@@ -223,7 +222,8 @@ class RateLimitCache:
         entry = self._get_or_create_entry(caller)
         try:
             async with asyncio.timeout(STORE_TIMEOUT_SECONDS):
-                await self._start_read(caller, entry).wait()
+                self._start_read(caller, entry)
+                await self._reads.wait(entry)
         except TimeoutError:
             # The last known limits hold from now on, so that no other call waits for this store.
             entry.refresh_at, entry.expires_at = self._clock.monotonic() + STORE_RETRY_SECONDS, math.inf
@@ -239,13 +239,10 @@ class RateLimitCache:
             entry = self._entries[name] = _CachedLimits(_merge_levels(caller.client_id, _parse_items(remembered)))
         return entry
 
-    def _start_read(self, caller: Caller, entry: _CachedLimits) -> asyncio.Event:
-        if entry.read_done is None:
-            entry.read_done = asyncio.Event()
-            self._tasks.spawn(self._read(caller, entry, entry.read_done))
-        return entry.read_done
+    def _start_read(self, caller: Caller, entry: _CachedLimits) -> None:
+        self._reads.start(entry, lambda: self._read(caller, entry))
 
-    async def _read(self, caller: Caller, entry: _CachedLimits, done: asyncio.Event) -> None:
+    async def _read(self, caller: Caller, entry: _CachedLimits) -> None:
         began = self._clock.monotonic()
         entry.refresh_at = began + STORE_RETRY_SECONDS
         try:
@@ -264,9 +261,6 @@ class RateLimitCache:
                 subject = f"the rate limits of {caller.client_id}"
                 log_read_failure(_log, subject, "the last known ones, or none, apply", failure)
             entry.expires_at, entry.is_stale = math.inf, True
-        finally:
-            entry.read_done = None
-            done.set()
 
     async def _fetch(self, caller: Caller) -> list[ScopeRateLimits]:
         keys = [schema.org_config_key(caller.org)]
