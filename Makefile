@@ -13,13 +13,15 @@ COMPILED := build/compiled
 # The version that is kept as tests/fixtures/v0_1, unless told otherwise.
 OLD    ?= a4167df2
 OLDER  := build/older/$(OLD)
+# The last version that spoke HTTP/2 by the library h2; where it is installed, the benchmark measures it too.
+WITH_H2 := build/older/4f7b388b
 NODE   := tests/flow/clients/programs
 LOCK   := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 
 # Whoever has it set would have every process of ours read its sources anew; the tests start hundreds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup run test compiled test-compiled compiler clients test-clients test-deploy image-root test-page screenshots fuzz fuzz-properties soak together check audit contract fixtures bench bench-hour bench-check bench-parts cli-docs cli-pictures newcomer format lock clean help
+.PHONY: setup run test compiled test-compiled compiler clients test-clients test-deploy image-root test-page screenshots fuzz fuzz-properties soak together check audit contract fixtures bench bench-more bench-hour bench-check bench-parts cli-docs cli-pictures newcomer format lock clean help
 
 help:                ## what can be made
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ ##/' | column -t -s '#'
@@ -147,17 +149,23 @@ check: $(VENV)/.dev  ## lint, format, types, template
 	$(BIN)/mypy
 	$(BIN)/cfn-lint deploy/cloudformation/*.yaml
 
-# What the comparison alone needs, in an environment of its own.
-$(VENV)/.bench: requirements/bench.lock | $(VENV)/.python
+# What the comparison alone needs, in an environment of its own; without npm it goes on without Portkey.
+$(VENV)/.bench: requirements/bench.lock requirements/bench-gateways/package-lock.json | $(VENV)/.python
 	$(PYTHON) -m venv $(VENV)/bench
 	$(VENV)/bench/bin/python -m pip --disable-pip-version-check -q install --require-hashes -r requirements/bench.lock
+	mkdir -p $(VENV)/bench/gateways
+	cp requirements/bench-gateways/*.json $(VENV)/bench/gateways
+	cd $(VENV)/bench/gateways && npm ci --ignore-scripts --loglevel=error || echo "Portkey is not installed: it needs node and npm"
 	@touch $@
 
-bench: $(VENV)/.dev $(VENV)/.bench ## beside nginx, LiteLLM and others, on this machine: writes docs/performance.md; needs nginx and wrk; takes 40 minutes
+bench: $(VENV)/.dev $(VENV)/.bench ## beside nginx, Envoy, Portkey, LiteLLM and others: writes docs/performance.md; needs nginx and wrk; takes 25 minutes
 	@$(MAKE) compiled || echo "so only the build without compiled modules is measured"
+	$(BIN)/python -m bench.speed $(if $(wildcard $(WITH_H2)/.venv/.run),--older $(WITH_H2))
+
+bench-more: $(VENV)/.dev ## the control API, and many apps and streams; adds to docs/performance.md; takes 20 minutes
 	$(BIN)/python -m bench.speed.control
 	$(BIN)/python -m bench.speed.scaling
-	$(BIN)/python -m bench.speed
+	$(BIN)/python -m bench.speed.report
 
 bench-hour: $(VENV)/.dev ## whether memory and descriptors stay as they are through an hour of load; adds to docs/performance.md
 	$(BIN)/python -m bench.speed.hour
@@ -211,6 +219,7 @@ lock: $(VENV)/.python ## resolve the dependencies anew, for every Python and pla
 	cd $(NODE) && npm install --package-lock-only --save-exact $$(node -p \
 	  'Object.keys(require("./package.json").dependencies).map((name) => name + "@latest").join(" ")')
 	cd $(NODE) && npm update --package-lock-only
+	cd requirements/bench-gateways && npm install --package-lock-only --save-exact @portkey-ai/gateway@latest
 
 clean:               ## remove what was installed and built
 	rm -rf $(VENV) $(NODE)/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
