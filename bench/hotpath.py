@@ -19,7 +19,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import TypeAlias
 from unittest.mock import patch
-from uuid import uuid4
 
 import uvloop
 from hpack import Encoder
@@ -32,7 +31,17 @@ from price_keeper.upstream.connection_pool import UpstreamConnection, UpstreamEn
 from price_keeper.upstream.forwarder import Forwarder
 
 from bench.speed import frames
-from bench.speed.contenders import KEEPER, STREAMING, UNARY, Running, keeper_config, prepared, question, token
+from bench.speed.contenders import (
+    KEEPER,
+    STREAMING,
+    UNARY,
+    Running,
+    keeper_config,
+    prepared,
+    question,
+    sdk_headers,
+    token,
+)
 from bench.speed.upstream import ANSWER, QUESTION, REQUEST_ID
 
 CONNECTIONS = 64
@@ -146,18 +155,6 @@ def _http2_requests(running: Running, body: bytes) -> Iterator[bytes]:
         asked = _frame(_HEADERS, _END_HEADERS, stream, head) + _frame(_DATA, _END_STREAM, stream, body)
         yield opening + window + asked
         opening = b""
-
-
-def sdk_headers() -> dict[str, str]:
-    return {
-        "amz-sdk-invocation-id": str(uuid4()),
-        "amz-sdk-request": "attempt=1",
-        "user-agent": "Boto3/1.40.61 md/Botocore#1.40.61 ua/2.1 os/linux#6.8.0 md/arch#x86_64 lang/python#3.11.7 "
-        "md/pyimpl#CPython m/Z,b,D,n cfg/retry-mode#standard Botocore/1.40.61",
-        "accept": "application/json",
-        "x-amz-date": "20261119T000000Z",
-        "accept-encoding": "identity",
-    }
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

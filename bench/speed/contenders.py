@@ -1,15 +1,17 @@
-"""What is compared: nobody between, nginx, a plain proxy, LiteLLM, and this sidecar with everything on."""
+"""What is compared: no proxy, nginx, Envoy, a plain aiohttp proxy, Portkey, LiteLLM, and this sidecar."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from uuid import uuid4
 
 from price_keeper.auth.signing_keys import load_keys
 from price_keeper.auth.tokens import TokenService
@@ -19,10 +21,11 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Value
 from price_keeper.stores.sqlite import SqliteStore
 
-from bench.speed.machine import PROXY_CORE, CannotMeasure, process, wait_until
-from bench.speed.upstream import QUESTION, answers, free_port, nginx
+from bench.speed.machine import PROXY_CORE, CannotMeasure, found, process, wait_until
+from bench.speed.upstream import QUESTION, free_port, nginx
 
 ROOT = Path(__file__).parents[2]
+BENCH = ROOT / ".venv" / "bench"  # what the comparison alone needs
 ORG = "550e8400-e29b-41d4-a716-446655440000"
 LABEL = "premium"
 MODEL = "us.anthropic.claude-sonnet-4-5-20250929-v1:0"
@@ -37,13 +40,15 @@ class Running:
     """A contender that answers."""
 
     port: int
-    pid: int | None = None  # of the process that does the work; nobody between has none
+    pid: int | None = None  # of the process that does the work; none without a proxy
     prefix: str = ""
     headers: dict[str, str] = field(default_factory=dict)
     http2_port: int | None = None
+    translated: Mapping[str, tuple[str, bytes]] = field(default_factory=dict)  # where it speaks OpenAI's API
 
-    def url(self, path: str, *, http2: bool = False) -> str:
-        return f"http://127.0.0.1:{self.http2_port if http2 else self.port}{self.prefix}{path}"
+    def call(self, path: str) -> tuple[str, bytes]:
+        """The path and the body by which it is asked for what Bedrock has at `path`."""
+        return self.translated.get(path, (self.prefix + path, QUESTION))
 
 
 @dataclass(frozen=True)
@@ -51,11 +56,26 @@ class Contender:
     name: str
     title: str
     start: Callable[[Path, int], AbstractContextManager[Running]]  # in a folder, before the upstream at a port
+    is_ours: bool = False
+    is_older: bool = False  # of us: measured over HTTP/2 alone
+    keeps_frames: bool = True  # it passes a stream's frames on as they are
 
 
 @contextmanager
-def _nobody(_: Path, upstream: int) -> Iterator[Running]:
+def _no_proxy(_: Path, upstream: int) -> Iterator[Running]:
     yield Running(upstream)
+
+
+@contextmanager
+def _started(name: str, command: Sequence[str], folder: Path, running: Running, **more: str) -> Iterator[Running]:
+    """One that answers, asked until it does. `more` is its environment."""
+    folder.mkdir(parents=True, exist_ok=True)
+    variables = {"PATH": os.environ["PATH"], "HOME": str(folder), **more}
+    with process(command, PROXY_CORE, folder=folder, environment=variables, output=folder / "out") as started:
+        wait_until(lambda: started.poll() is not None or _serves(running), f"{name} answers")
+        if started.poll() is not None:
+            raise CannotMeasure(f"{name} ended: {(folder / 'out').read_text()[-300:]}")
+        yield replace(running, pid=started.pid)
 
 
 # ---------------------------------------------------------------- nginx
@@ -82,8 +102,72 @@ def _nginx(folder: Path, upstream: int) -> Iterator[Running]:
     }}
   }}"""
     with nginx(folder, PROXY_CORE, server) as pid:
-        wait_until(lambda: answers(port), "nginx listens")
-        yield Running(port, pid, http2_port=http2)
+        running = Running(port, pid, http2_port=http2)
+        wait_until(lambda: _serves(running), "nginx answers")
+        yield running
+
+
+# ---------------------------------------------------------------- Envoy
+
+ENVOY = """\
+static_resources:
+  listeners:
+  - address: {{socket_address: {{address: 127.0.0.1, port_value: {port}}}}}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": {types}.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: data
+          stream_idle_timeout: 0s
+          route_config:
+            virtual_hosts:
+            - name: bedrock
+              domains: ["*"]
+              routes:
+              - match: {{prefix: /}}
+                route: {{cluster: bedrock, timeout: 0s}}
+          http_filters:
+          - name: envoy.filters.http.aws_request_signing
+            typed_config:
+              "@type": {types}.filters.http.aws_request_signing.v3.AwsRequestSigning
+              service_name: bedrock
+              region: us-east-1
+              credential_provider:
+                inline_credential: {{access_key_id: AKIDEXAMPLE, secret_access_key: an-example}}
+          - name: envoy.filters.http.router
+            typed_config:
+              "@type": {types}.filters.http.router.v3.Router
+  clusters:
+  - name: bedrock
+    type: STATIC
+    connect_timeout: 5s
+    load_assignment:
+      cluster_name: bedrock
+      endpoints:
+      - lb_endpoints:
+        - endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {upstream}}}}}}}
+"""
+
+
+def envoy_program() -> Path | None:
+    return next(BENCH.glob("lib/python*/site-packages/envoy/_bin/envoy"), None)
+
+
+@contextmanager
+def _envoy(folder: Path, upstream: int) -> Iterator[Running]:
+    program = envoy_program()
+    if program is None:
+        raise CannotMeasure("Envoy is not installed: make .venv/.bench")
+    port = free_port()
+    folder.mkdir(parents=True, exist_ok=True)
+    types = "type.googleapis.com/envoy.extensions"
+    (folder / "envoy.yaml").write_text(ENVOY.format(port=port, upstream=upstream, types=types))
+    options = ["--concurrency", "1", "--disable-hot-restart", "-l", "error"]
+    with _started(
+        "Envoy", [str(program), "-c", "envoy.yaml", *options], folder, Running(port, http2_port=port)
+    ) as running:
+        yield running
 
 
 # ---------------------------------------------------------------- a plain proxy
@@ -130,9 +214,48 @@ def _aiohttp(folder: Path, upstream: int) -> Iterator[Running]:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "plain.py").write_text(PLAIN)
     command = [sys.executable, str(folder / "plain.py"), str(port), f"http://127.0.0.1:{upstream}"]
-    with process(command, PROXY_CORE, output=folder / "out") as started:
-        wait_until(lambda: answers(port), "the plain proxy listens")
-        yield Running(port, started.pid)
+    with _started("the plain proxy", command, folder, Running(port)) as running:
+        yield running
+
+
+# ---------------------------------------------------------------- Portkey
+
+
+def portkey_program() -> Path:
+    return BENCH / "gateways" / "node_modules" / "@portkey-ai" / "gateway" / "build" / "start-server.js"
+
+
+@contextmanager
+def _portkey(folder: Path, upstream: int) -> Iterator[Running]:
+    """By OpenAI's chat completions, which it translates to Converse: in the release that is pinned, Bedrock's own
+    paths fail under Node ("immutable"). Headers of each call name the provider and its keys."""
+    program, node = portkey_program(), found("node")
+    if node is None or not program.exists():
+        raise CannotMeasure("Portkey is not installed: it needs node and npm; make .venv/.bench")
+    port = free_port()
+    headers = {
+        "x-portkey-provider": "bedrock",
+        "x-portkey-custom-host": f"http://127.0.0.1:{upstream}",
+        "x-portkey-aws-access-key-id": "AKIDEXAMPLE",
+        "x-portkey-aws-secret-access-key": "an-example",
+        "x-portkey-aws-region": "us-east-1",
+    }
+    path = "/v1/chat/completions"
+    translated = {UNARY: (path, _as_openai()), STREAMING: (path, _as_openai(stream=True))}
+    command = [node, str(program), f"--port={port}", "--headless"]
+    running = Running(port, headers=headers, translated=translated)
+    with _started("Portkey", command, folder, running, NODE_ENV="production") as served:
+        yield served
+
+
+def _as_openai(**more: object) -> bytes:
+    """The question in OpenAI's words."""
+    bedrock = json.loads(QUESTION)
+    said = [("system", bedrock["system"]), *((each["role"], each["content"]) for each in bedrock["messages"])]
+    messages = [{"role": role, "content": content[0]["text"]} for role, content in said]
+    inference = bedrock["inferenceConfig"]
+    limits = {"max_tokens": inference["maxTokens"], "temperature": inference["temperature"]}
+    return json.dumps({"model": LABEL, "messages": messages, **limits, **more}).encode()
 
 
 # ---------------------------------------------------------------- LiteLLM
@@ -151,7 +274,7 @@ litellm_settings:
 
 
 def litellm_program() -> Path:
-    return ROOT / ".venv" / "bench" / "bin" / "litellm"
+    return BENCH / "bin" / "litellm"
 
 
 @contextmanager
@@ -162,9 +285,7 @@ def _litellm(folder: Path, upstream: int) -> Iterator[Running]:
     port = free_port()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(LITELLM.format(label=LABEL, model=MODEL))
-    environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(folder),
+    variables = {
         "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE",
         "AWS_SECRET_ACCESS_KEY": "an-example",
         "AWS_REGION_NAME": "us-east-1",
@@ -173,17 +294,14 @@ def _litellm(folder: Path, upstream: int) -> Iterator[Running]:
         "LITELLM_LOG": "ERROR",
     }
     command = [str(program), "--config", "config.yaml", "--host", "127.0.0.1", "--port", str(port)]
-    with process(command, PROXY_CORE, folder=folder, environment=environment, output=folder / "out") as started:
-        running = Running(port, started.pid, "/bedrock", {"authorization": "Bearer sk-benchmark"})
-        wait_until(lambda: started.poll() is not None or _serves(running), "LiteLLM answers")
-        if started.poll() is not None:
-            raise CannotMeasure(f"LiteLLM ended: {(folder / 'out').read_text()[-300:]}")
-        yield running
+    running = Running(port, prefix="/bedrock", headers={"authorization": "Bearer sk-benchmark"})
+    with _started("LiteLLM", command, folder, running, **variables) as served:
+        yield served
 
 
-# ---------------------------------------------------------------- this
+# ---------------------------------------------------------------- this sidecar
 
-# Prices stand there, since nothing of this leaves the machine: AWS's price list is not asked.
+# With prices, since nothing of this leaves the machine: AWS's price list is not asked.
 OURS = """\
 listen:
   data: 127.0.0.1:{port}
@@ -244,19 +362,23 @@ def keeper_config(folder: Path, upstream: int, port: int, control: int, store: s
     return OURS.format(port=port, control=control, upstream=upstream, store=engine, folder=folder, model=MODEL)
 
 
-def configured(folder: Path, upstream: int, store: str = SQLITE) -> Running:
-    """A folder in which a sidecar can be started, and where it will answer."""
+def configured(folder: Path, upstream: int, store: str = SQLITE, *, asks_prices: bool = False) -> Running:
+    """A folder in which a sidecar can be started, and where it will answer. With `asks_prices` it follows AWS's price
+    list, as it does by default."""
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     text = keeper_config(folder, upstream, port, free_port(), store)
+    if asks_prices:
+        text = text.replace("    price_source: config\n", "")
     (folder / "config.yaml").write_text(text)
     return Running(port, None, "", {"authorization": f"Bearer {token(text)}"}, http2_port=port)
 
 
 def environment(folder: Path, program: Sequence[str] = FROM_SOURCES) -> dict[str, str]:
-    """An installed program is not to find the sources beside it."""
+    """An installed program is not to find the sources beside it. Nothing leaves the machine: AWS is behind a proxy that
+    refuses."""
     path = {"PYTHONPATH": str(ROOT)} if program is FROM_SOURCES else {}
-    return {"PATH": os.environ["PATH"], "HOME": str(folder), **path, **KEEPER}
+    return {"PATH": os.environ["PATH"], "HOME": str(folder), "HTTPS_PROXY": "http://127.0.0.1:9", **path, **KEEPER}
 
 
 @contextmanager
@@ -299,25 +421,53 @@ def _keeper(folder: Path, upstream: int) -> Iterator[Running]:
         yield running
 
 
+def installed(environment: Path) -> Sequence[str]:
+    """The sidecar of a virtual environment."""
+    program = environment / "bin" / "price-keeper"
+    if not program.exists():
+        raise CannotMeasure(f"there is none in {environment.name}: make compiled, which needs a C compiler")
+    return [str(program)]
+
+
+COMPILED = ROOT / ".venv" / "compiled"
+
+
 @contextmanager
 def _compiled(folder: Path, upstream: int) -> Iterator[Running]:
-    program = ROOT / ".venv" / "compiled" / "bin" / "price-keeper"
-    if not program.exists():
-        raise CannotMeasure("there is no compiled build: make compiled, which needs a C compiler")
-    with keeper(folder, upstream, program=[str(program)]) as running:
+    with keeper(folder, upstream, program=installed(COMPILED)) as running:
         yield running
 
 
-def question(running: Running, path: str = UNARY, body: bytes = QUESTION) -> bytes:
+def question(running: Running, path: str = UNARY, body: bytes | None = None, headers: Mapping[str, str] = {}) -> bytes:
     """A whole request, as bytes for a socket."""
+    address, own = running.call(path)
+    body = own if body is None else body
     lines = {
         "host": f"127.0.0.1:{running.port}",
         "content-type": "application/json",
         "content-length": str(len(body)),
         **running.headers,
+        **headers,
     }
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-    return f"POST {running.prefix}{path} HTTP/1.1\r\n{head}\r\n".encode() + body
+    return f"POST {address} HTTP/1.1\r\n{head}\r\n".encode() + body
+
+
+def new_invocation() -> str:
+    return str(uuid4())
+
+
+def sdk_headers(invocation: str = "") -> dict[str, str]:
+    """What botocore sends with a call. Each call has an id of its own, under which the SDK would repeat it."""
+    return {
+        "amz-sdk-invocation-id": invocation or new_invocation(),
+        "amz-sdk-request": "attempt=1",
+        "user-agent": "Boto3/1.40.61 md/Botocore#1.40.61 ua/2.1 os/linux#6.8.0 md/arch#x86_64 lang/python#3.11.7 "
+        "md/pyimpl#CPython m/Z,b,D,n cfg/retry-mode#standard Botocore/1.40.61",
+        "accept": "application/json",
+        "x-amz-date": "20261119T000000Z",
+        "accept-encoding": "identity",
+    }
 
 
 def _serves(running: Running) -> bool:
@@ -329,12 +479,31 @@ def _serves(running: Running) -> bool:
         return False
 
 
-DIRECT = Contender("direct", "nobody between", _nobody)
+DIRECT = Contender("direct", "no proxy", _no_proxy)
 NGINX = Contender("nginx", "nginx", _nginx)
+ENVOY_SIGNING = Contender("envoy", "Envoy with SigV4", _envoy)
 AIOHTTP = Contender("aiohttp", "a plain aiohttp proxy", _aiohttp)
+PORTKEY = Contender("portkey", "Portkey", _portkey, keeps_frames=False)
 LITELLM_PROXY = Contender("litellm", "LiteLLM pass-through", _litellm)
-KEEPER_ON = Contender("keeper", "Price Keeper, everything on", _keeper)
-KEEPER_COMPILED = Contender("compiled", "Price Keeper, compiled", _compiled)
-ALL = (DIRECT, NGINX, AIOHTTP, LITELLM_PROXY, KEEPER_ON, KEEPER_COMPILED)
+KEEPER_ON = Contender("keeper", "Price Keeper, everything on", _keeper, is_ours=True)
+KEEPER_COMPILED = Contender("compiled", "Price Keeper, compiled", _compiled, is_ours=True)
+ALL = (DIRECT, NGINX, ENVOY_SIGNING, AIOHTTP, PORTKEY, LITELLM_PROXY, KEEPER_ON, KEEPER_COMPILED)
 
-__all__ = ["ALL", "Contender", "Running"]
+
+def older(checkout: Path) -> list[Contender]:
+    """An older version of this, in its own virtual environments; the compiled build if there is one."""
+    builds = [("older", "an older version", checkout / ".venv")]
+    if (checkout / ".venv" / "compiled").exists():
+        builds.append(("older-compiled", "an older version, compiled", checkout / ".venv" / "compiled"))
+    return [
+        Contender(
+            name,
+            title,
+            lambda folder, upstream, environment=environment: keeper(  # type: ignore[misc]
+                folder, upstream, program=installed(environment)
+            ),
+            is_ours=True,
+            is_older=True,
+        )
+        for name, title, environment in builds
+    ]

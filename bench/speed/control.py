@@ -23,9 +23,8 @@ from price_keeper.domain import Scope
 from bench.speed.contenders import ROOT
 from bench.speed.control_asking import Asked, Seen, connected, flat_out, paced
 from bench.speed.control_service import DYNAMODB_ENGINE, RECORDS, SQLITE_ENGINE, Service, service
-from bench.speed.machine import OTHER_CORE
+from bench.speed.machine import OTHER_CORE, processor_seconds
 from bench.speed.scaling_results import Goal, Plot, Results, Series, Table, rounded
-from bench.speed.scaling_system import processor_seconds
 
 PER_SECOND = 20.0
 SLOWER = 10  # times, where what stands for DynamoDB could not keep up

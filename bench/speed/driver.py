@@ -1,10 +1,9 @@
 """Both ends of event streams in one process: Bedrock, which sends frames, and the callers, who take them.
 
-A proxy stands between the two, or nobody. One process knows without asking when a frame was sent and when it came, and
+A proxy stands between the two, or none. One process knows without asking when a frame was sent and when it came, and
 no second one competes for the core. It is told what to do by lines of JSON, and answers each with one.
 
-    flow     streams for some seconds, each that ends begins anew: frames go as fast as there is room for them (`fast`),
-             each when the one before has come (`alone`), or so many a second over all streams (`paced`)
+    flow     streams for some seconds, 4,000 frames a second over all; each starts again at its end
     hold     streams of which only the beginning comes, until `release`
 """
 
@@ -17,24 +16,140 @@ import select
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
-from bench.speed.ends import PATIENCE, WIRE, Caller, Refused, Stream
 from bench.speed.figures import percentile
-from bench.speed.frames import FRAMES, HEAD, SIZE, number_of
+from bench.speed.frames import END, FRAMES, HEAD, SIZE, answer, chunk, number_of, numbered, unchunked
 from bench.speed.machine import cpu_seconds
 from bench.speed.upstream import ANSWER
 
 _UNARY = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(ANSWER)}\r\n\r\n".encode() + ANSWER
 
 _TURN = 0.002  # seconds between two looks at who has asked or can read, when frames go as fast as they are taken
-_LAST = 0.02  # seconds in which what was sent still comes, when each frame is alone
 PER_SECOND = 4000  # frames over all streams, at a pace
 _WARM = 0.3  # of the time, before anything is counted
 _AT_ONCE = 100  # streams that are opened together
+PATIENCE = 60.0
+_FRAMES = answer()
+_BODY = b"".join(_FRAMES)
+WIRE = [*(chunk(frame) for frame in _FRAMES[:-1]), chunk(_FRAMES[-1]) + END]
+
+_BUFFER = bytearray(2**20)  # read into by all of them, since they take turns
+
+
+class Refused(Exception):
+    """The proxy answers something else than what was sent."""
+
+
+class Stream:
+    """One connection that the proxy has made to Bedrock."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.inbox = bytearray()
+        self.at = 0  # which frame is next
+        self.rest = b""  # of a frame that was sent in part
+        self.number = -1
+
+    def request(self) -> tuple[bytes, bytes] | None:
+        """The head and body of a whole request, if one has come."""
+        end = self.inbox.find(b"\r\n\r\n")
+        if end < 0:
+            return None
+        head = bytes(self.inbox[:end])
+        length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0] or 0)
+        whole = end + 4 + length
+        if len(self.inbox) < whole:
+            return None
+        body = bytes(self.inbox[end + 4 : whole])
+        del self.inbox[:whole]
+        return head, body
+
+    def send(self) -> bool:
+        """The next frame, by a send of its own; False if there is no room for it."""
+        data = self.rest or WIRE[self.at]
+        try:
+            sent = self.socket.send(data)
+        except BlockingIOError:
+            return False
+        if sent < len(data):
+            self.rest = data[sent:]
+            return False
+        self.rest = b""
+        self.at += 1
+        return True
+
+
+class Caller:
+    def __init__(self, port: int, request: bytes, number: int) -> None:
+        self.number = number
+        head, _, body = request.partition(b"\r\n\r\n")
+        assert len(body) == len(numbered(number))
+        self.request = head + b"\r\n\r\n" + numbered(number)
+        self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.finished = 0  # streams
+        self.kept: list[bytes] | None = []  # all of the first stream, to be looked at
+        self.begin()
+
+    def begin(self) -> None:
+        self.got = 0  # bytes of this stream, without its head
+        self.carry = 0
+        self.tail = b""
+        self.is_waiting = False
+        self.sent_at: deque[float] = deque()
+        self.has_head = False
+        self.socket.setblocking(True)
+        self.socket.sendall(self.request)
+        self.socket.setblocking(False)
+        self.is_waiting = True
+
+    def read(self) -> int:
+        """How many frames came, by their length."""
+        try:
+            size = self.socket.recv_into(_BUFFER)
+        except BlockingIOError:
+            return 0
+        if size == 0:
+            raise Refused("a caller's connection was closed")
+        piece = bytes(_BUFFER[:size]) if self.kept is not None or not self.has_head or size < 8 else None
+        if self.kept is not None and piece is not None:
+            self.kept.append(piece)
+        if not self.has_head:
+            size = self._without_head(piece or b"")
+        self.got += size
+        self._see_end(bytes(_BUFFER[max(0, size - 7) : size]) if piece is None else piece[-7:])
+        self.carry += size
+        frames = self.carry // SIZE
+        self.carry = max(0, self.carry - frames * len(WIRE[0]))
+        return frames
+
+    def _without_head(self, piece: bytes) -> int:
+        if not piece.startswith(b"HTTP/1.1 200"):
+            raise Refused(f"answered with {piece[:300]!r}")
+        _, _, rest = piece.partition(b"\r\n\r\n")
+        self.has_head = True
+        return len(rest)
+
+    def _see_end(self, tail: bytes) -> None:
+        self.tail = (self.tail + tail)[-7:]
+        if self.tail != b"\r\n" + END:
+            return
+        self.is_waiting = False
+        self.finished += 1
+        if self.kept is not None:
+            if unchunked(b"".join(self.kept).partition(b"\r\n\r\n")[2]) != _BODY:
+                raise Refused("not what was sent")
+            self.kept = None
+
+    @property
+    def frames(self) -> int:
+        """All that came so far; those of the current stream are counted by its length."""
+        return self.finished * FRAMES + (min(FRAMES, self.got // len(WIRE[0])) if self.is_waiting else 0)
 
 
 class Driver:
@@ -112,26 +227,20 @@ class Driver:
     def flow(self, told: dict[str, Any]) -> dict[str, Any]:
         request = told["request"].encode("latin-1")
         self.callers = [Caller(told["port"], request, number) for number in range(told["streams"])]
-        run = {"fast": self._as_fast, "alone": self._alone, "paced": self._at_a_pace}[told["how"]]
         taken: list[float] = []
-        run(_WARM * told["seconds"], [])
+        self._at_a_pace(_WARM * told["seconds"], [])
         before, began = self._standing(told["pid"]), time.monotonic()
-        run(told["seconds"], taken)
+        self._at_a_pace(told["seconds"], taken)
         seconds, after = time.monotonic() - began, self._standing(told["pid"])
         self._finish()
         found: dict[str, Any] = {"frames": after[0] - before[0], "seconds": seconds, "cpu": after[1] - before[1]}
         if taken:
-            found |= {"median_us": median(taken) * 1e6, "p99_us": percentile(taken, 0.99) * 1e6}
+            found |= {"median_us": median(taken) * 1e6}
+            found |= {f"{name}_us": percentile(taken, share) * 1e6 for name, share in (("p99", 0.99), ("p999", 0.999))}
         return found
 
     def _standing(self, pid: int | None) -> tuple[int, float]:
         return sum(caller.frames for caller in self.callers), 0.0 if pid is None else cpu_seconds(pid)
-
-    def _as_fast(self, seconds: float, _: list[float]) -> None:
-        end = time.monotonic() + seconds
-        while (now := time.monotonic()) < end:
-            self._turn(now + _TURN)
-            self._sweep(begin_anew=True)
 
     def _turn(self, until: float) -> None:
         """Frames for each stream in turn; one that has no room is left alone until the next turn."""
@@ -146,13 +255,6 @@ class Driver:
         self.active.remove(stream)
         return False
 
-    def _sweep(self, *, begin_anew: bool) -> None:
-        for caller in self.callers:
-            if caller.is_waiting:
-                caller.read()
-            elif begin_anew:
-                caller.begin()
-
     def _at_a_pace(self, seconds: float, taken: list[float]) -> None:
         with self._reading():
             began = time.monotonic()
@@ -162,22 +264,6 @@ class Driver:
                     sent += 1
                     self._send_one()
                 self._take(self.poll(0), taken)
-
-    def _alone(self, seconds: float, _: list[float]) -> None:
-        with self._reading():
-            end = time.monotonic() + seconds
-            while (now := time.monotonic()) < end + _LAST:
-                while self.active and now < end:
-                    self.active.pop().send()
-                self._take_alone(self.poll(0))
-
-    def _take_alone(self, readable: list[Caller]) -> None:
-        for caller in readable:
-            frames, stream = caller.read(), self.of_caller[caller.number]
-            if not caller.is_waiting:
-                caller.begin()
-            elif frames and stream.at < FRAMES:
-                self.active.append(stream)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -213,7 +299,9 @@ class Driver:
         deadline = time.monotonic() + PATIENCE
         while any(caller.is_waiting for caller in self.callers):
             self._turn(time.monotonic() + _TURN)
-            self._sweep(begin_anew=False)
+            for caller in self.callers:
+                if caller.is_waiting:
+                    caller.read()
             if time.monotonic() > deadline:
                 raise Refused("streams do not come to their end")
         self.leave()

@@ -22,11 +22,10 @@ from statistics import median
 import uvloop
 
 from bench.speed.contenders import ROOT
-from bench.speed.machine import OTHER_CORE, memory_bytes
+from bench.speed.machine import OTHER_CORE, bytes_in, descriptors, memory_bytes, own_bytes, processor_seconds, threads
 from bench.speed.scaling_load import FRAME_SECONDS, FRAMES, Bedrock, Callers, Load
 from bench.speed.scaling_results import Goal, Plot, Results, Series, Table, rounded
 from bench.speed.scaling_sidecar import Sidecar, sidecar
-from bench.speed.scaling_system import bytes_in, descriptors, own_bytes, processor_seconds, threads
 from bench.speed.upstream import free_port
 
 SECONDS, QUICK_SECONDS = 3600.0, 20.0

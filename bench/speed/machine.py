@@ -1,4 +1,4 @@
-"""The machine: which core does what, and what the system says of a process."""
+"""The machine: which core does what, whether it is quiet, and what the system says of a process."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ from price_keeper.errors import PriceKeeperError
 PAGE, TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
 STOP_SECONDS = 15.0
 START_SECONDS = 90.0  # LiteLLM takes half a minute on a slow machine
+
+QUIET_SHARE = 0.05  # of all cores: up to it other programs may be at work on a quiet machine
+LOOK_SECONDS = 5.0
+PATIENCE = 240.0  # for a quiet machine
 
 CORES = sorted(os.sched_getaffinity(0))
 PROXY_CORE, OTHER_CORE = CORES[0], CORES[-1]  # one for what is measured, the other for load and upstream
@@ -106,6 +110,33 @@ def busy_seconds(core: int) -> float:
     raise CannotMeasure(f"the system knows no core {core}")
 
 
+def busy_share(seconds: float = LOOK_SECONDS) -> float:
+    """Which part of all cores is in use."""
+    before, began = _busy_on_all(), time.monotonic()
+    time.sleep(seconds)
+    return (_busy_on_all() - before) / (time.monotonic() - began) / len(CORES)
+
+
+def _busy_on_all() -> float:
+    return sum(busy_seconds(core) for core in CORES)
+
+
+def wait_until_quiet(
+    patience: float, look: Callable[[], float] = busy_share, now: Callable[[], float] = time.monotonic
+) -> float:
+    """The share of all cores that other programs use, once it is at most QUIET_SHARE or patience is over."""
+    until = now() + patience
+    while (share := look()) > QUIET_SHARE and now() < until:
+        pass
+    return share
+
+
+def describe_quiet(before: float, after: float) -> str:
+    """Whether a run can be trusted, of what other programs used before and after it."""
+    used = f"other programs used {before:.0%} of the cores before the run and {after:.0%} after it"
+    return f"{'yes' if max(before, after) <= QUIET_SHARE else '**no**'}: {used}"
+
+
 def memory_bytes(pid: int) -> int:
     """What a process and its children have for themselves: shared pages count once, by their parts."""
     total = 0
@@ -128,3 +159,36 @@ def described() -> str:
             break
     system = f"{platform.system()} {platform.release().partition('-')[0]}"
     return f"{len(CORES)} cores of {model}, {system}, CPython {platform.python_version()}"
+
+
+def processor_seconds(pid: int) -> float:
+    """Of all its threads, those that have ended among them; in steps of a hundredth of a second."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def own_bytes(pid: int) -> int:
+    """Memory that is in no file: pages that are shared are lighter or heavier with who else is there."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def threads(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def bytes_in(folder: Path) -> int:
+    """Of all files in a folder; one that is deleted meanwhile counts nothing."""
+    total = 0
+    for file in folder.rglob("*"):
+        try:
+            total += file.stat().st_size if file.is_file() else 0
+        except FileNotFoundError:
+            continue
+    return total

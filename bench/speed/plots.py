@@ -18,8 +18,8 @@ _LEFT, _RIGHT = 190, 120
 _ROW, _BAR = 24, 15
 _PLOT_HEIGHT = 300
 # After Okabe and Ito, with the dark ones made lighter on dark ground.
-_LIGHT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#767676")
-_DARK = ("#56b4e9", "#ff8a3d", "#2fc79a", "#e59fc6", "#f0c040", "#9a9a9a")
+_LIGHT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#767676", "#8a6d00", "#5e4fa2")
+_DARK = ("#56b4e9", "#ff8a3d", "#2fc79a", "#e59fc6", "#f0c040", "#9a9a9a", "#c8b560", "#a99bf0")
 _FEW_TICKS = 6
 _FAR_BEYOND, _CUT_AT = 3.0, 1.3  # times the next highest
 

@@ -21,11 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.speed import goals, prose, sections
+from bench.speed import goals, sections
 from bench.speed.figures import Figures
+from bench.speed.flame import shares
 from bench.speed.goals import Goal
 from bench.speed.plots import Line, lines
-from bench.speed.rooms import shares
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "performance"
@@ -39,6 +39,9 @@ def write(folder: Path) -> Path:
     further = {name: json.loads(path.read_text()) for name in FURTHER if (path := folder / f"{name}.json").exists()}
     flame = (folder / FLAME).read_text() if (folder / FLAME).exists() else None
     page, plots = made(figures, further, folder.name, flame)
+    for path in folder.glob("*.svg"):
+        if path.name != FLAME:
+            path.unlink()  # plots that are not drawn any more
     for name, svg in plots.items():
         (folder / name).write_text(svg)
     target = folder.with_suffix(".md")
@@ -65,9 +68,9 @@ def made(
         parts.append(text)
         plots |= drawn
     if flame is not None:
-        parts += [prose.FLAME, _picture(FLAME, folder, "flame graph of the loaded sidecar"), prose.ROOMS]
-        parts.append(table(["room", "share"], [[room, f"{share:.0%}"] for room, share in shares(flame).items()]))
-        parts += [prose.LIMIT, sections.against_python(figures)]
+        parts += [sections.FLAME, _picture(FLAME, folder, "flame graph of the loaded sidecar"), sections.STEPS]
+        parts.append(table(["step", "share"], [[step, f"{share:.0%}"] for step, share in shares(flame).items()]))
+        parts += [sections.LIMIT, sections.against_python(figures)]
     parts.append(sections.closing(figures, folder))
     return "\n\n".join(part for part in parts if part) + "\n", plots
 
@@ -75,11 +78,12 @@ def made(
 def _goals(reached: Sequence[Goal]) -> str:
     words = {True: "yes", False: "**no**", None: "-"}
     rows = [[goal.goal, goal.wanted, goal.reached, words[goal.is_reached]] for goal in reached]
-    return "## What we set out to reach\n\n" + table(["goal", "wanted", "reached", "is it"], rows)
+    text = "With SDK headers, unless it says bare headers; as ratios (x) within one run."
+    return f"## Goals\n\n{text}\n\n" + table(["goal", "wanted", "measured", "reached"], rows)
 
 
 def _further(name: str, told: dict[str, Any], folder: str) -> tuple[str, dict[str, str]]:
-    parts = [f"## {FURTHER[name]}"]
+    parts = [f"## {FURTHER[name]}", "Measured in a run of its own."]
     drawn: dict[str, str] = {}
     for each in told.get("plots", []):
         file = f"{name}-{re.sub(r'[^a-z0-9]+', '-', each['title'].lower()).strip('-')}.svg"
@@ -110,7 +114,7 @@ def _cell(cell: object) -> str:
 
 
 def as_text(figures: Figures) -> str:
-    """For a terminal: the goals alone, and what was left out."""
+    """For a terminal: the goals, and what was left out."""
     lines_ = [f"{goal.goal}: {goal.reached}; wanted {goal.wanted}" for goal in goals.reached(figures)]
     return "\n".join([*lines_, *(f"left out: {line}" for line in figures.left_out)])
 

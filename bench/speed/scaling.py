@@ -19,11 +19,10 @@ import uvloop
 from bench.speed import streams
 from bench.speed.contenders import ROOT, UNARY, question
 from bench.speed.control_asking import Asked, Seen, connected, flat_out, paced
-from bench.speed.machine import OTHER_CORE, memory_bytes
+from bench.speed.machine import OTHER_CORE, memory_bytes, processor_seconds
 from bench.speed.scaling_counted import Asked as Stored
 from bench.speed.scaling_results import Goal, Plot, Results, Series, Table, rounded
 from bench.speed.scaling_sidecar import Sidecar, sidecar
-from bench.speed.scaling_system import processor_seconds
 from bench.speed.upstream import bedrock
 
 SCOPES, FEW_SCOPES = (1, 10, 100, 1000), (1, 20)
@@ -85,7 +84,7 @@ async def _asked_of_scopes(running: Sidecar, lengths: Lengths) -> tuple[Seen, fl
 
 def by_scopes(folder: Path, counts: Sequence[int], lengths: Lengths) -> list[ByScopes]:
     found = []
-    with bedrock(folder / "upstream") as upstream:
+    with bedrock(folder / "upstream") as (upstream, _):
         for count in counts:
             with sidecar(folder / str(count), upstream, count) as running:
                 seen, cpu, stored, seconds = uvloop.run(_asked_of_scopes(running, lengths))

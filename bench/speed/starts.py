@@ -1,4 +1,4 @@
-"""From the start of the process to its first answer, and what it then takes of memory, with either store."""
+"""From the start of a sidecar to its first answer, with either store."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -15,7 +15,17 @@ from unittest.mock import patch
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
 
-from bench.speed.contenders import KEEPER, ORG, Running, configured, environment, everything_on, prepared, serving
+from bench.speed.contenders import (
+    FROM_SOURCES,
+    KEEPER,
+    ORG,
+    Running,
+    configured,
+    environment,
+    everything_on,
+    prepared,
+    serving,
+)
 from bench.speed.machine import CORES, OTHER_CORE, CannotMeasure
 from tests.support.servers import ministack_server
 
@@ -24,8 +34,8 @@ _PAUSE = 0.001  # between two attempts to reach it
 DYNAMODB = "  engine: dynamodb\n  endpoint: {endpoint}\n  region: us-east-1\n  table_prefix: {prefix}"
 
 
-def with_sqlite(folder: Path, upstream: int) -> Running:
-    running = configured(folder, upstream)
+def with_sqlite(folder: Path, upstream: int, *, asks_prices: bool = False) -> Running:
+    running = configured(folder, upstream, asks_prices=asks_prices)
     asyncio.run(prepared(folder / "store.db"))
     return running
 
@@ -69,7 +79,7 @@ def dynamodb(folder: Path) -> Iterator[str]:
         server.__exit__(None, None, None)
 
 
-def seconds_to_answer(folder: Path, running: Running) -> float:
+def seconds_to_answer(folder: Path, running: Running, program: Sequence[str] = FROM_SOURCES) -> float:
     began = time.perf_counter()
-    with serving(folder, running, pause=_PAUSE):
+    with serving(folder, running, pause=_PAUSE, program=program):
         return time.perf_counter() - began

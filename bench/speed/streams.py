@@ -1,4 +1,4 @@
-"""Event streams: how many frames a second, what a frame costs and how long it takes, what a silent stream holds."""
+"""Event streams, from outside the driver: what a frame costs and how long it takes, and what a silent stream holds."""
 
 from __future__ import annotations
 
@@ -62,15 +62,10 @@ def bedrock() -> Iterator[Bedrock]:
         process.wait()
 
 
-def flowing(bedrock: Bedrock, running: Running, seconds: float, how: str) -> dict[str, float | None]:
-    """`how` is one of the driver's ways: fast, alone, paced."""
-    found = bedrock.told("flow", running, streams=STREAMS, seconds=seconds, how=how)
-    return {
-        "per_second": _frames(found) / found["seconds"],
-        "cpu_us": _cpu(found, running),
-        "median_us": found.get("median_us"),
-        "p99_us": found.get("p99_us"),
-    }
+def flowing(bedrock: Bedrock, running: Running, seconds: float) -> dict[str, float | None]:
+    found = bedrock.told("flow", running, streams=STREAMS, seconds=seconds)
+    times = {name: found.get(name) for name in ("median_us", "p99_us", "p999_us")}
+    return {"per_second": _frames(found) / found["seconds"], "cpu_us": _cpu(found, running), **times}
 
 
 def idle(bedrock: Bedrock, running: Running, streams: int) -> float:

@@ -1,4 +1,4 @@
-"""What stands for Bedrock: nginx with one answer ready, since it must not be the limit of what is measured."""
+"""The upstream in Bedrock's place: nginx with its answers ready, so that it is not the limit of what is measured."""
 
 from __future__ import annotations
 
@@ -81,21 +81,35 @@ def nginx(folder: Path, core: int, server: str) -> Iterator[int]:
 
 
 @contextmanager
-def bedrock(folder: Path) -> Iterator[int]:
-    """The port of an upstream that gives the one answer to everything."""
-    port = free_port()
+def bedrock(folder: Path, stream: bytes = b"") -> Iterator[tuple[int, int]]:
+    """The ports, of HTTP/1.1 and of HTTP/2, of an upstream that gives one answer to everything, and `stream` to
+    ConverseStream."""
+    port, http2 = free_port(), free_port()
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "answer.json").write_bytes(ANSWER)
+    (folder / "stream").write_bytes(stream)
     text = ANSWER.decode().replace("'", "\\'")
     server = f"""
+  open_file_cache max=10;
+  sendfile on;
   server {{
     listen 127.0.0.1:{port} backlog=4096;
+    listen 127.0.0.1:{http2} http2 backlog=4096;
     location / {{
       default_type application/json;
       add_header x-amzn-RequestId {REQUEST_ID};
       return 200 '{text}';
     }}
+    location ~ /converse-stream$ {{
+      error_page 405 =200 /stream;
+      return 405;
+    }}
+    location = /stream {{
+      internal;
+      root {folder};
+      default_type application/vnd.amazon.eventstream;
+      add_header x-amzn-RequestId {REQUEST_ID};
+    }}
   }}"""
     with nginx(folder, OTHER_CORE, server):
         wait_until(lambda: answers(port), "the upstream listens")
-        yield port
+        yield port, http2

@@ -16,7 +16,7 @@ from statistics import median
 
 import aiohttp
 
-from bench.speed.scaling_system import descriptors, own_bytes, threads
+from bench.speed.machine import descriptors, own_bytes, threads
 from tests.soak.fleet import Member
 from tests.soak.verdict import Verdict
 from tests.soak.watched import tasks_file

@@ -13,7 +13,7 @@ from price_keeper.stores.contract import Store
 from price_keeper.stores.dynamodb import DynamoStore
 from price_keeper.stores.dynamodb_tables import create_missing_tables
 
-from bench.speed.scaling_system import processor_seconds
+from bench.speed.machine import processor_seconds
 from tests.soak.administrators import Administrators
 from tests.soak.bedrock import bedrock_with_books
 from tests.soak.books import Books
