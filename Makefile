@@ -21,7 +21,7 @@ LOCK   := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-has
 # Whoever has it set would have every process of ours read its sources anew; the tests start hundreds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup run test compiled test-compiled compiler clients test-clients test-deploy image-root test-page screenshots fuzz fuzz-properties soak together check audit contract fixtures bench bench-more bench-hour bench-check bench-parts cli-docs cli-pictures newcomer format lock clean help
+.PHONY: setup run test compiled test-compiled compiler clients test-clients test-deploy image-root test-page screenshots fuzz fuzz-properties soak together check audit contract fixtures bench bench-older bench-more bench-hour bench-check bench-parts cli-docs cli-pictures newcomer format lock clean help
 
 help:                ## what can be made
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ ##/' | column -t -s '#'
@@ -161,6 +161,10 @@ $(VENV)/.bench: requirements/bench.lock requirements/bench-gateways/package-lock
 bench: $(VENV)/.dev $(VENV)/.bench ## beside nginx, Envoy, Portkey, LiteLLM and others: writes docs/performance.md; needs nginx and wrk; takes 25 minutes
 	@$(MAKE) compiled || echo "so only the build without compiled modules is measured"
 	$(BIN)/python -m bench.speed $(if $(wildcard $(WITH_H2)/.venv/.run),--older $(WITH_H2))
+
+bench-older:         ## the last version with h2, in both builds, which bench then measures beside this one
+	$(MAKE) $(WITH_H2)/.venv/.run OLD=$(notdir $(WITH_H2))
+	$(MAKE) -C $(WITH_H2) compiled
 
 bench-more: $(VENV)/.dev ## the control API, and many apps and streams; adds to docs/performance.md; takes 20 minutes
 	$(BIN)/python -m bench.speed.control

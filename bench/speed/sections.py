@@ -112,8 +112,7 @@ A figure is the median over the rounds, in brackets the lowest and the highest. 
 process and its children, the kernel's part included. Access logs are off everywhere. wrk is the load over
 kept HTTP/1.1 connections, with a script for SDK headers; all other calls come from `bench/speed/client.py`, frames from
 `bench/speed/driver.py`, which compares the first stream of each caller with what was sent, byte by byte. "With `h2`" is
-the version before HTTP/2 frames were our own; it is measured where it is installed:
-`make build/older/4f7b388b/.venv/.run OLD=4f7b388b`."""
+the version before HTTP/2 frames were our own; it is measured where `make bench-older` has installed it."""
 
 
 @dataclass
