@@ -93,3 +93,17 @@ class ShiftedClock(SystemClock):
 
     def monotonic(self) -> float:
         return super().monotonic() + self.ahead
+
+
+class StoppedClock(ShiftedClock):
+    """Only what a test lets pass passes, however busy the machine is; who sleeps does so by this machine's time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stopped = SystemClock().now(), SystemClock().monotonic()
+
+    def now(self) -> float:
+        return self._stopped[0] + self.ahead
+
+    def monotonic(self) -> float:
+        return self._stopped[1] + self.ahead
