@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import ssl
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -18,6 +21,27 @@ SERVED = {
     "PRICE_KEEPER__LISTEN__DATA": "127.0.0.1:0",
     "PRICE_KEEPER__LISTEN__CONTROL": "127.0.0.1:0",
 }
+# Packages and modules that most starts do not need: each takes time and memory of every sidecar.
+LOADED_WHEN_NEEDED = {
+    "aioboto3",
+    "aiobotocore",
+    "bedrock_simulator",
+    "boto3",
+    "botocore",
+    "h2",
+    "hpack",
+    "multiprocessing",
+    "opentelemetry",
+    "price_keeper.cli.dev_command",
+    "price_keeper.doctor",
+    "price_keeper.reports.focus_export",
+    "price_keeper.server.http2",
+    "price_keeper.stores.dynamodb",
+    "price_keeper.telemetry.tracing",
+    "setuptools",
+    "shtab",
+    "unittest",
+}
 SIMULATED = SERVED | {"PRICE_KEEPER__UPSTREAM__ENDPOINT": "simulated"}
 
 
@@ -25,6 +49,41 @@ SIMULATED = SERVED | {"PRICE_KEEPER__UPSTREAM__ENDPOINT": "simulated"}
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text())
     return tmp_path
+
+
+def test_default_start_loads_only_what_it_needs(folder: Path) -> None:
+    """SQLite, AWS credentials in the environment, prices from AWS's list: until the first response over HTTP/1.1."""
+    environment = {
+        "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE",
+        "AWS_SECRET_ACCESS_KEY": "an-example",
+        "AWS_CONFIG_FILE": str(folder / "none"),
+        "AWS_SHARED_CREDENTIALS_FILE": str(folder / "none"),
+        "HTTPS_PROXY": "http://127.0.0.1:9",  # where nobody listens: nothing is asked of AWS
+        "PYTHONPROFILEIMPORTTIME": "1",  # makes Python list what it imports
+    }
+    with sidecar("serve", folder=folder, **SERVED, **environment) as running:
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(f"{running.data}/inference-profiles", timeout=SECONDS)
+        assert running.stop() == 0
+        loaded = set(re.findall(r"^import time: .*\| +(\S+)$", running.errors, re.MULTILINE))
+    assert {"price_keeper.handler", "price_keeper.usage.price_list_client"} <= loaded
+    assert loaded & LOADED_WHEN_NEEDED == set()
+
+
+_LOADED = """
+import gc
+from price_keeper.cli import entry_point
+
+collections = []
+gc.callbacks.append(lambda phase, info: collections.append(phase))
+entry_point.load_command("serve_command.run_serve")
+print(len(collections), gc.isenabled(), gc.get_freeze_count() > 10_000)
+"""
+
+
+def test_command_modules_are_imported_without_garbage_collections() -> None:
+    loaded = subprocess.run([sys.executable, "-c", _LOADED], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert loaded.stdout.split() == ["0", "True", "True"]
 
 
 def test_tls_address_is_shown_as_https(folder: Path) -> None:

@@ -46,16 +46,6 @@ def test_locks_have_hashes_and_name_no_index(lock: Path) -> None:
     assert "index" not in text
 
 
-def test_importing_the_package_loads_no_aws_library() -> None:
-    """Those who use SQLite pay neither the time nor the memory."""
-    code = (
-        "import sys, price_keeper.cli.entry_point, price_keeper.app; "
-        "print(sorted(m for m in sys.modules if m in ('aioboto3', 'botocore', 'boto3')))"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert found.stdout.strip() == "[]"
-
-
 HEAVY = ("aiohttp", "asyncio", "bcrypt", "cryptography", "httptools", "logging", "orjson", "uvloop", "yaml")
 
 

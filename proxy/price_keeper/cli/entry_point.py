@@ -9,6 +9,7 @@ completion and usage errors are fast.
 
 from __future__ import annotations
 
+import gc
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -62,9 +63,23 @@ def _run_command(args: Namespace) -> int:
     _prepare_process()
     if target in LONG_RUNNING_COMMANDS:
         reload_signal.record_reload_signals()
+    return load_command(target)(args)
+
+
+def load_command(target: str) -> Callable[[Namespace], int]:
+    """Import the module of a command, without garbage collections.
+
+    Nearly everything that an import creates lives as long as the process. Collections would find next to nothing, and
+    take an eighth of the time that `serve` needs to start.
+    """
     module, _, function_name = target.partition(".")
-    command: Callable[[Namespace], int] = getattr(import_module(f"price_keeper.cli.{module}"), function_name)
-    return command(args)
+    gc.disable()
+    try:
+        command: Callable[[Namespace], int] = getattr(import_module(f"price_keeper.cli.{module}"), function_name)
+        gc.freeze()  # or the first collection would scan all of it
+    finally:
+        gc.enable()
+    return command
 
 
 def _prepare_process() -> None:
