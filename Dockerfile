@@ -1,12 +1,12 @@
 # The image of Bedrock Price Keeper; docs/deployment.md tells how it is run.
 #   docker build -t price-keeper .
-#   docker build -t price-keeper --build-arg COMPILED=1 .      with the hot path compiled
+#   docker build -t price-keeper --build-arg COMPILED=0 .      in pure Python: no compiler is installed to build it
 # The base has the Python that all tests run on. Name one by its digest to have the same image every time:
 #   --build-arg BASE=python:3.11-slim-bookworm@sha256:...
 ARG BASE=python:3.11-slim-bookworm
 
 FROM ${BASE} AS build
-ARG COMPILED=0
+ARG COMPILED=1
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
 COPY requirements/ requirements/

@@ -61,7 +61,7 @@ $(COMPILED)/.copied: compiler
 	cp -R $(filter-out build data dist,$(wildcard *)) $(COMPILED)
 	@touch $@
 
-compiled: $(VENV)/.dev $(COMPILED)/.copied ## a wheel with the hot path compiled, and .venv/compiled with it; needs a C compiler
+compiled: $(VENV)/.dev $(COMPILED)/.copied ## the wheel as it is shipped, its hot path compiled, and .venv/compiled with it; needs a C compiler
 	cd $(COMPILED) && PRICE_KEEPER_COMPILED=1 $(abspath $(BIN))/python -m pip --disable-pip-version-check -q wheel \
 	  --no-deps --no-build-isolation -w dist .
 	$(BIN)/python -m venv $(VENV)/compiled

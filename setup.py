@@ -1,11 +1,14 @@
-"""Compiles the data port's hot path where that is asked for: PRICE_KEEPER_COMPILED=1. Without it, all is pure Python.
+"""Compiles the data port's hot path, in wheels; an editable installation, as of `make setup`, is pure Python.
 
-What else there is to say about the package stands in pyproject.toml.
+PRICE_KEEPER_COMPILED=1 always compiles, and 0 never does. Everything else about the package is in pyproject.toml.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from setuptools import setup
@@ -56,8 +59,14 @@ COMPILED = [
 ]
 
 
+def is_to_be_compiled(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Without PRICE_KEEPER_COMPILED, wheels are compiled where mypy is installed, which does it."""
+    wanted = environ.get("PRICE_KEEPER_COMPILED")
+    return "bdist_wheel" in arguments and find_spec("mypyc") is not None if wanted is None else wanted == "1"
+
+
 def extensions() -> list[Any]:
-    if os.environ.get("PRICE_KEEPER_COMPILED") != "1":
+    if not is_to_be_compiled(sys.argv, os.environ):
         return []
     from mypyc.build import mypycify
 

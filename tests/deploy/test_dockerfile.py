@@ -43,6 +43,11 @@ def test_packages_are_installed_by_hash_only() -> None:
         assert "--require-hashes" in each or "--no-deps dist/" in each or "uninstall" in each, each
 
 
+def test_image_is_compiled_by_default() -> None:
+    defaults = [rest for stage in STAGES for word, rest in stage.steps if word == "ARG" and "COMPILED" in rest]
+    assert defaults == ["COMPILED=1"]
+
+
 def pins(name: str) -> set[str]:
     return set(re.findall(r"^[a-z0-9][a-z0-9.-]*==\S+", (ROOT / "requirements" / name).read_text(), re.MULTILINE))
 

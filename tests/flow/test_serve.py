@@ -9,12 +9,14 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from price_keeper.server.tls import ensure_local_certificates
 
 from tests.support.commands import ROOT, SECONDS, price_keeper, sidecar
+from tests.support.compiled import IS_COMPILED
 
 SERVED = {
     "PRICE_KEEPER_JWT_SECRET": "a secret of the test's own, long enough",
@@ -58,7 +60,7 @@ def test_default_start_loads_only_what_it_needs(folder: Path) -> None:
         "AWS_SECRET_ACCESS_KEY": "an-example",
         "AWS_CONFIG_FILE": str(folder / "none"),
         "AWS_SHARED_CREDENTIALS_FILE": str(folder / "none"),
-        "HTTPS_PROXY": "http://127.0.0.1:9",  # where nobody listens: nothing is asked of AWS
+        "HTTPS_PROXY": "http://127.0.0.1:9",  # a closed port, so no request reaches AWS
         "PYTHONPROFILEIMPORTTIME": "1",  # makes Python list what it imports
     }
     with sidecar("serve", folder=folder, **SERVED, **environment) as running:
@@ -68,6 +70,12 @@ def test_default_start_loads_only_what_it_needs(folder: Path) -> None:
         loaded = set(re.findall(r"^import time: .*\| +(\S+)$", running.errors, re.MULTILINE))
     assert {"price_keeper.handler", "price_keeper.usage.price_list_client"} <= loaded
     assert loaded & LOADED_WHEN_NEEDED == set()
+
+
+def test_serve_prints_its_build_first(folder: Path) -> None:
+    with sidecar("serve", folder=folder, **SIMULATED) as running:
+        build = "compiled" if IS_COMPILED else "pure Python"
+        assert running.startup_output.startswith(f"Bedrock Price Keeper {version('bedrock-price-keeper')}, {build}\n")
 
 
 _LOADED = """

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-COMPILED: list[str] = runpy.run_path(str(ROOT / "setup.py"))["COMPILED"]
+SETUP = runpy.run_path(str(ROOT / "setup.py"))
+COMPILED: list[str] = SETUP["COMPILED"]
 MODULES = {path.removesuffix(".py").replace("/", ".") for path in COMPILED}
 INTERPRETED = [path for path in sorted((ROOT / "proxy").rglob("*.py")) if str(path.relative_to(ROOT)) not in COMPILED]
 
@@ -18,6 +19,20 @@ INTERPRETED = [path for path in sorted((ROOT / "proxy").rglob("*.py")) if str(pa
 def test_compiled_list_is_sorted_and_names_files() -> None:
     assert sorted(set(COMPILED)) == COMPILED
     assert [path for path in COMPILED if not (ROOT / path).is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("command", "environ", "expected"),
+    [
+        ("bdist_wheel", {}, True),
+        ("bdist_wheel", {"PRICE_KEEPER_COMPILED": "0"}, False),
+        ("editable_wheel", {}, False),
+        ("build_ext", {}, False),
+        ("build_ext", {"PRICE_KEEPER_COMPILED": "1"}, True),
+    ],
+)
+def test_wheels_are_compiled_unless_asked_otherwise(command: str, environ: dict[str, str], expected: bool) -> None:
+    assert SETUP["is_to_be_compiled"](["setup.py", command], environ) is expected
 
 
 def _calls(path: str) -> list[ast.Call]:

@@ -34,6 +34,7 @@ from price_keeper.errors import ConfigError, PriceKeeperError
 from price_keeper.server.server_limits import release_large_blocks
 from price_keeper.server.sockets import reserve_port
 from price_keeper.telemetry import logs
+from price_keeper.telemetry.build_info import describe_build
 from price_keeper.workers import reload_signal
 from price_keeper.workers.supervisor import ReportStarted, Supervisor
 from price_keeper.workers.worker_slot import WorkerSlot
@@ -60,6 +61,7 @@ def run_serve(args: Namespace) -> int:
 
 def _create_text_printer(role: app.Role, scheme: str) -> Callable[[str | None, str], None]:
     def print_addresses(data_address: str | None, control_address: str) -> None:
+        print(f"Bedrock Price Keeper {describe_build()}")
         if data_address is not None:
             print(f"Bedrock Price Keeper listens on {scheme}://{data_address}")
         if role == "control":

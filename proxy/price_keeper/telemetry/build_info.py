@@ -18,6 +18,10 @@ def is_compiled() -> bool:
     return not exchange.__file__.endswith(".py")
 
 
+def describe_build() -> str:
+    return f"{get_version()}, {'compiled' if is_compiled() else 'pure Python'}"
+
+
 def register_build_info(registry: MetricsRegistry) -> None:
     labels = {
         "version": get_version(),
