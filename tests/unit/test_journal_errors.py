@@ -27,6 +27,7 @@ from price_keeper.ledger.segment import encode_line, sync_folder
 from price_keeper.stores.contract import Store, Update, Write
 
 from tests.support.clock import ManualClock
+from tests.support.compiled import replaces_a_method
 from tests.support.recording_harness import RecordingHarness, ScriptedFaults, open_recording_harness, sum_pending
 from tests.unit.test_recording_start import PWRITE, config_of
 
@@ -106,6 +107,7 @@ async def test_failing_sync_does_not_prevent_shutdown(
     assert (left.estimated_calls, left.corrupt_lines, [each.seal.pico for each in left.sealed]) == (1, 0, [3])
 
 
+@replaces_a_method
 async def test_shutdown_waits_for_slow_sync(
     tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -138,6 +140,7 @@ async def test_shutdown_waits_for_slow_sync(
     assert (caplog.records, journalled.trouble) == ([], "")
 
 
+@replaces_a_method
 async def test_intermittent_trouble_is_logged_once_in_ten_seconds(
     rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -56,7 +56,7 @@ from price_keeper.usage.inference_profiles import AppLabels
 MAX_CACHED_COUNTERS: Final = 1000
 
 _ChargeKey = tuple[str, str, int]  # scope, period, and the number of shards of the counters
-MAX_BUDGETS: Final = 20_000
+MAX_BUDGETS = 20_000
 LOAD_TIMEOUT_SECONDS = 2.0  # for which a call of a caller that is not cached waits for the store
 RETENTION_SECONDS: Final = 3600  # of a budget after its period: its last calls end and are flushed
 _CallerKey = tuple[str, "str | None"]  # org and app
