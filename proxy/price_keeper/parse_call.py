@@ -57,8 +57,10 @@ _HEADER_NAME_CACHE_SIZE: Final = 256
 
 _INVOCATION_ID: Final = b"amz-sdk-invocation-id"
 _MAX_PLAIN_KEY_BYTES: Final = 512  # keys are kept; a longer one is hashed
-# The first characters of the headers that change the response: Accept, Content-Type, and X-Amzn-Bedrock-...
-_VARYING_PREFIXES: Final = frozenset({"accept", "content-", "x-amzn-b"})
+# Headers that may differ between a call and its retry, or say nothing of the response; all others change it.
+_HEADERS_OF_AN_ATTEMPT: Final = frozenset(_FORWARDED_HEADERS) - {"accept", "content-type"}
+# What a value may consist of. Deleting it, to see whether anything is left, is the quickest check that Python has.
+_PRINTABLE: Final = bytes(range(0x20, 0x7F))
 
 Headers: TypeAlias = "list[tuple[str, str]]"
 
@@ -161,7 +163,7 @@ def select_upstream_headers(request: Request, extra_prefix: bytes | None) -> Hea
     """The headers of a request that are sent upstream: only those on the allow-list, so the caller's credentials and
     identity end here. `extra_prefix` allows the simulator's headers too. Raises InvalidRequest."""
     prefixes = (_BEDROCK_PREFIX,) if extra_prefix is None else (_BEDROCK_PREFIX, extra_prefix)
-    selected, repeated, values = [], request.repeated, ""
+    selected, values, repeated = [], [], request.repeated
     for name, value in request.headers.items():
         header_name = _KNOWN_HEADERS.get(name)
         if header_name is None:
@@ -172,12 +174,11 @@ def select_upstream_headers(request: Request, extra_prefix: bytes | None) -> Hea
             continue
         if repeated and name in repeated:
             raise InvalidRequest(f"the header {header_name} comes only once")
-        text = value.decode("latin-1")
-        values += text
-        selected.append((header_name, text))
-    if values.isascii() and values.isprintable():
-        return selected
-    return [(name, _require_printable(name, text)) for name, text in selected]
+        selected.append((header_name, value))
+        values.append(value)
+    if not b"".join(values).translate(None, _PRINTABLE):  # nothing is left without the characters that are allowed
+        return [(name, value.decode()) for name, value in selected]
+    return [(name, _require_printable(name, value.decode("latin-1"))) for name, value in selected]
 
 
 def compute_retry_key(request: Request, caller: Caller, headers: Headers) -> bytes | None:
@@ -186,7 +187,7 @@ def compute_retry_key(request: Request, caller: Caller, headers: Headers) -> byt
     invocation_id = request.headers.get(_INVOCATION_ID)
     if invocation_id is None:
         return None
-    varying = sorted([f"{name}:{value}" for name, value in headers if name[:8] in _VARYING_PREFIXES])
+    varying = sorted([f"{name}:{value}" for name, value in headers if name not in _HEADERS_OF_AN_ATTEMPT])
     others = f"{caller.client_id}\0{request.hash_body(request.body)}\0" + "\0".join(varying)
     identity = b"%b\0%b\0%b\0%b" % (request.method, request.target, invocation_id, others.encode())
     return identity if len(identity) <= _MAX_PLAIN_KEY_BYTES else sha256(identity).digest()

@@ -37,9 +37,19 @@ from price_keeper.upstream.upstream_health import UpstreamHealth
 
 THROTTLED: Final = 429  # throttling, or a model that is not ready; the call was certainly not executed
 
-# Prefixes of the signed headers: the content type, and x-amzn-bedrock-... A trace id is not signed, as in every SDK,
-# because load balancers change it.
-_SIGNED_PREFIXES: Final = frozenset({"content-", "x-amzn-b"})
+# All others are signed: the content type, and x-amzn-bedrock-... A trace id is not, as in every SDK, because load
+# balancers change it.
+_UNSIGNED_HEADERS: Final = frozenset(
+    (
+        "accept",
+        "amz-sdk-invocation-id",
+        "amz-sdk-request",
+        "traceparent",
+        "tracestate",
+        "user-agent",
+        "x-amzn-trace-id",
+    )
+)
 
 _CREDENTIALS_REFUSED: Final = (
     "Bedrock refuses the sidecar's own AWS credentials, which its operator must correct; the caller's are valid"
@@ -128,7 +138,7 @@ class SigV4Authorizer:
         signer = self._signers.get(target.region)
         if signer is None:
             signer = self._signers[target.region] = Signer(target.region)
-        signed = [header for header in call.headers if header[0][:8] in _SIGNED_PREFIXES]
+        signed = [header for header in call.headers if header[0] not in _UNSIGNED_HEADERS]
         credentials = self._credentials.current()
         return signer.sign(
             credentials, call.method, target.path, call.query, host, signed, call.hash_body(body), self._now()

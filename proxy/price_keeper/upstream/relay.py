@@ -141,8 +141,6 @@ class Relay:
         self._is_draining = False
         self._drained_from = 0  # the connection's byte count when draining began
         self._is_complete = False
-        if responder.is_disconnected:
-            self.on_disconnected()
 
     # The sink: events of the upstream connection.
 

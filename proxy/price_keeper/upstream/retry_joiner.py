@@ -57,7 +57,7 @@ class SharedResponse:
         self._is_paused = False
         self._head: tuple[int, bytes, int | None] | None = None  # the headers are packed
         self._retained: list[bytes] = []
-        self._last_reader_left_at = joiner.now()
+        self._last_reader_left_at = 0.0
         self.kept_bytes = 0
         self.is_joinable = True
         self.is_finished = False
@@ -79,8 +79,6 @@ class SharedResponse:
             responder.flush()
         if self.is_finished:
             responder.finish()
-        else:
-            self.update_flow()
 
     def discard(self) -> None:
         if self.is_joinable:
@@ -103,24 +101,25 @@ class SharedResponse:
 
     def attach(self, flow: FlowControl) -> None:
         self._flow = flow
-        self._is_paused = False
-        self.update_flow()
+        if self._is_paused:
+            flow.pause()
 
     def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
         packed = _pack_headers(headers)
         self._head = (status, packed, length)
         # An error is never replayed: the next attempt may succeed.
-        if status >= 300 or not self._reserve(len(packed)):
+        if status >= 300 or not self._joiner.reserve_bytes(self, len(packed) + PIECE_OVERHEAD_BYTES):
             self.discard()
         for reader in self._readers:
             reader.responder.start(status, headers, length)
 
     def write(self, data: bytes) -> None:
         if self.is_joinable:
-            if self._is_abandoned() or not self._reserve(len(data)):
-                self.discard()
-            else:
+            is_awaited = bool(self._readers) or not self._is_abandoned()
+            if is_awaited and self._joiner.reserve_bytes(self, len(data) + PIECE_OVERHEAD_BYTES):
                 self._retained.append(data)
+            else:
+                self.discard()
         for reader in self._readers:
             reader.responder.write(data)
 
@@ -150,30 +149,18 @@ class SharedResponse:
         if flow is not None:
             flow.on_disconnected()
 
-    def _reserve(self, size: int) -> bool:
-        """Count one more piece for this response; False if that exceeds a limit."""
-        weight = size + PIECE_OVERHEAD_BYTES
-        if (
-            not self.is_joinable
-            or self.kept_bytes + weight > MAX_RESPONSE_BYTES
-            or not self._joiner.reserve_bytes(weight)
-        ):
-            return False
-        self.kept_bytes += weight
-        return True
-
     @property
     def has_succeeded(self) -> bool:
         """Whether a finished response that is kept was a success."""
         if self._head is None:
             return False
-        kind = (b"\n" + self._head[1]).partition(b"\ncontent-type\n")[2].lower()
+        kind = (b"\n" + self._head[1]).partition(b"\ncontent-type\n")[2].partition(b"\n")[0].lower()
         if kind.startswith(_EVENT_STREAM):
             return _ERROR_FRAME.search(b"".join(self._retained)) is None
         return not kind.startswith(_SERVER_SENT_EVENTS) or _LAST_EVENT in b"".join(self._retained)
 
     def _is_abandoned(self) -> bool:
-        return not self._readers and self._joiner.now() - self._last_reader_left_at > ABANDONED_TTL_SECONDS
+        return self._joiner.now() - self._last_reader_left_at > ABANDONED_TTL_SECONDS
 
     # Callbacks of the readers.
 
@@ -189,14 +176,14 @@ class SharedResponse:
         return len(self._readers) > 1
 
     def update_flow(self) -> None:
-        if self._flow is None:
-            return
         is_paused = False
         for reader in self._readers:
             is_paused = is_paused or reader.is_paused
         if is_paused == self._is_paused:
             return
         self._is_paused = is_paused
+        if self._flow is None:
+            return
         if is_paused:
             self._flow.pause()
         else:
@@ -264,7 +251,7 @@ class RetryJoiner:
         if before is not None:
             before.discard()
         shared = SharedResponse(key, responder, self)
-        if self.reserve_bytes(CALL_OVERHEAD_BYTES):
+        if self.reserve_bytes(shared, CALL_OVERHEAD_BYTES):
             self._calls[key] = shared
         else:
             shared.is_joinable = False
@@ -272,17 +259,24 @@ class RetryJoiner:
 
     async def drop_expired(self) -> None:
         """Drop responses past their TTL. To be called every second or so."""
-        self._discard_expired()
+        now = self.now()
+        while self._finished and now - self._finished[0].finished_at > RESPONSE_TTL_SECONDS:
+            self._finished.popleft().discard()
 
     # Callbacks of the shared responses.
 
-    def reserve_bytes(self, weight: int) -> bool:
-        """Count `weight` more bytes; False if they do not fit. Finished responses are evicted, the oldest first."""
-        while self.kept_bytes + weight > self.max_bytes:
+    def reserve_bytes(self, shared: SharedResponse, size: int) -> bool:
+        """Count `size` more bytes for this response; False if that exceeds a limit. Finished responses are evicted, the
+        oldest first."""
+        kept_bytes = shared.kept_bytes + size
+        if not shared.is_joinable or kept_bytes > CALL_OVERHEAD_BYTES + MAX_RESPONSE_BYTES:
+            return False
+        while self.kept_bytes + size > self.max_bytes:
             if not self._finished:
                 return False
             self._finished.popleft().discard()
-        self.kept_bytes += weight
+        self.kept_bytes += size
+        shared.kept_bytes = kept_bytes
         return True
 
     def on_finished(self, shared: SharedResponse) -> None:
@@ -294,13 +288,7 @@ class RetryJoiner:
             return
         shared.finished_at = self.now()
         self._finished.append(shared)
-        self._discard_expired()
 
     def forget(self, shared: SharedResponse) -> None:
-        self.kept_bytes -= CALL_OVERHEAD_BYTES + shared.kept_bytes
+        self.kept_bytes -= shared.kept_bytes
         del self._calls[shared.key]
-
-    def _discard_expired(self) -> None:
-        now = self.now()
-        while self._finished and now - self._finished[0].finished_at > RESPONSE_TTL_SECONDS:
-            self._finished.popleft().discard()
