@@ -1,8 +1,8 @@
 """AWS Signature Version 4 over exactly the bytes that are sent.
 
 START HERE: `Signer.sign`. What stays the same for a day (the signing key) or for a second (the time stamp, and for
-similar calls everything but the hash of the body) is cached, so a signature costs one hash and one HMAC of a short
-text.
+similar calls everything but the hash of the body) is cached, also as the beginnings of hashes, which are copied and
+continued. So a signature costs the end of one hash and one HMAC of a short text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
 from time import gmtime, strftime
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote, quote_from_bytes, unquote_to_bytes
 
 _ALGORITHM: Final = "AWS4-HMAC-SHA256"
@@ -54,7 +54,7 @@ class AwsCredentials:
 class _DailySigningKey:
     """The signing key that one set of credentials leads to, for one UTC day."""
 
-    __slots__ = ("_inner", "_outer", "credentials", "date", "scope", "token_line")
+    __slots__ = ("credentials", "date", "inner", "outer", "scope", "token_line")
 
     def __init__(self, credentials: AwsCredentials, date: str, region: str, service: str) -> None:
         self.credentials = credentials
@@ -66,22 +66,15 @@ class _DailySigningKey:
             key = hmac.digest(key, part.encode(), "sha256")
         # The two halves of HMAC (RFC 2104) with the key already in them: half of its work, and the same all day.
         padded = key.ljust(_BLOCK_BYTES, b"\0")
-        self._inner, self._outer = sha256(padded.translate(_INNER_PAD)), sha256(padded.translate(_OUTER_PAD))
-
-    def sign(self, string_to_sign: bytes, canonical_request: bytes) -> bytes:
-        """Return the signature. `string_to_sign` is the part before the hash of the canonical request."""
-        inner, outer = self._inner.copy(), self._outer.copy()
-        inner.update(string_to_sign + hexlify(sha256(canonical_request).digest()))
-        outer.update(inner.digest())
-        return hexlify(outer.digest())
+        self.inner, self.outer = sha256(padded.translate(_INNER_PAD)), sha256(padded.translate(_OUTER_PAD))
 
 
 class _RequestTemplate(NamedTuple):
-    """What all similar calls within one second have in common."""
+    """What all similar calls within one second have in common. The hashes are copied and continued for each of them."""
 
-    key: _DailySigningKey
-    string_to_sign: bytes
-    canonical: bytes  # up to the hash of the body
+    canonical: Any  # SHA-256 of the canonical request, up to the hash of the body
+    inner: Any  # of the signing key's first half, and the text that is signed up to the hash of the canonical request
+    outer: Any  # of the signing key's second half
     before: bytes  # header lines up to the signature
     after: bytes
 
@@ -126,8 +119,11 @@ class Signer:
             if not _is_printable_word(body_sha256):
                 raise ValueError(_NOT_PRINTABLE)
             template = self._build_template(credentials, method, path, query, host, headers, second)
-        signature = template.key.sign(template.string_to_sign, template.canonical + body_sha256.encode("ascii"))
-        return template.before + signature + template.after
+        canonical, inner, outer = template.canonical.copy(), template.inner.copy(), template.outer.copy()
+        canonical.update(body_sha256.encode("ascii"))
+        inner.update(hexlify(canonical.digest()))
+        outer.update(inner.digest())
+        return template.before + hexlify(outer.digest()) + template.after
 
     def _get_template(
         self, credentials: AwsCredentials, method: str, path: str, host: str, content_type: str | None, second: int
@@ -163,10 +159,12 @@ class Signer:
             f"SignedHeaders={names}, Signature="
         )
         token = f"x-amz-security-token: {credentials.token}\r\n" if credentials.token is not None else ""
+        inner = key.inner.copy()
+        inner.update(f"{_ALGORITHM}\n{stamp}\n{key.scope}\n".encode())
         return _RequestTemplate(
-            key,
-            f"{_ALGORITHM}\n{stamp}\n{key.scope}\n".encode(),
-            f"{target}\n{lines}\n{names}\n".encode(),
+            sha256(f"{target}\n{lines}\n{names}\n".encode()),
+            inner,
+            key.outer,
             before.encode(),
             f"\r\nx-amz-date: {stamp}\r\n{token}".encode(),
         )
