@@ -255,7 +255,6 @@ STREAM, INVOKED = "converse-stream", "invoke-with-response-stream"
         (STREAM, {"fault": "reset"}),
         (STREAM, {"fault": "cut", "after_frames": "1"}),
         (STREAM, {"fault": "cut", "after_frames": "5"}),
-        (STREAM, {"fault": "bad-crc", "after_frames": "3"}),
         (STREAM, {"fault": "exception-frame", "after_frames": "4"}),
         (STREAM, {"usage": "none"}),
         (INVOKED, {"fault": "cut", "after_frames": "1"}),  # whose first event states usage, but not all of it
@@ -274,6 +273,17 @@ async def test_call_of_unknown_usage_costs_its_ceiling(path: str, wishes: dict[s
         after = await flushed(port)
         assert after.spent == after.holds[0].leased > 100 * 15 * 10**6
         assert port.recording.flusher.journal.recorded.estimated_requests == 1
+
+
+async def test_stream_with_damaged_text_costs_what_its_end_states(tmp_path: Path) -> None:
+    """The frame with the usage is whole, whatever happened to one before it."""
+    async with data_port(tmp_path) as port:
+        await is_hard(port, 1.0)
+        await ask(port, STREAM, x_simulate_fault="bad-crc", x_simulate_after_frames="3")
+        after, usage = await flushed(port), port.bedrock.ledger[0].usage
+        assert usage is not None
+        assert after.spent == usage.input_tokens * 3 * 10**6 + usage.output_tokens * 15 * 10**6
+        assert port.recording.flusher.journal.recorded.estimated_requests == 0
 
 
 @pytest.mark.parametrize("path", ["converse", STREAM])

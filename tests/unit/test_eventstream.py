@@ -55,11 +55,12 @@ def text(name: bytes, value: bytes) -> bytes:
 
 
 DELTA = event("contentBlockDelta", b'{"delta":{"text":"Hello"}}')
+LAST = event("metadata", USAGE)
 CONVERSATION = [
     event("messageStart", b'{"role":"assistant"}'),
     *[DELTA] * 5,
     event("messageStop", b'{"stopReason":"end_turn"}'),
-    event("metadata", USAGE),
+    LAST,
 ]
 
 
@@ -221,8 +222,9 @@ LENGTHS_ONLY_CRC = "the CRC of the lengths is wrong"
         (bytes(16), LENGTHS_ONLY_CRC),
         (framed(b"", b"x" * 20, lengths_crc=0), LENGTHS_ONLY_CRC),
         (DELTA[:4] + bytes(4) + DELTA[8:], LENGTHS_ONLY_CRC),
-        (DELTA[:-1] + bytes([DELTA[-1] ^ 1]), "the CRC of the frame is wrong"),
-        (DELTA[:20] + bytes([DELTA[20] ^ 1]) + DELTA[21:], "the CRC of the frame is wrong"),
+        (LAST[:-1] + bytes([LAST[-1] ^ 1]), "the CRC of the frame is wrong"),
+        (LAST[:-20] + bytes([LAST[-20] ^ 1]) + LAST[-19:], "the CRC of the frame is wrong"),
+        (exception("x", b"y")[:-1] + b"?", "the CRC of the frame is wrong"),
         (framed(b"", total=0), "not possible"),
         (framed(b"", total=15), "not possible"),
         (framed(b"", total=16, headers_size=1), "not possible"),
@@ -255,6 +257,17 @@ def test_malformed_frame_fails_once_and_ends_parsing(broken, fault, size):
     assert watcher.feed(event("metadata", b"more")) == []
     assert (watcher.failure, watcher.close()) == (failure, failure)
     assert (watcher.frames, watcher.unfinished, watcher.retained) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("size", [1, 13, 100_000_000])
+@pytest.mark.parametrize("at", [20, -10, -1])
+def test_damage_to_frame_without_wanted_payload_passes(at, size):
+    """Its lengths are right, so what follows is read; the client finds the damage."""
+    damaged = bytearray(DELTA)
+    damaged[at] ^= 1
+    watcher, found = watched(pieces(bytes(damaged) + LAST, size))
+    assert found == [Frame("event", "metadata", USAGE, len(USAGE))]
+    assert (watcher.frames, watcher.close()) == (2, None)
 
 
 def test_frame_of_maximum_size_is_read():

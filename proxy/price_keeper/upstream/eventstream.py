@@ -2,8 +2,10 @@
 
     total length u32 | length of headers u32 | CRC of these 8 bytes | headers | payload | CRC of all before it
 
-`FrameWatcher` never holds back or alters what passes. A frame that lies whole in one piece of data is checked in place;
-of a frame that comes in several pieces only its head, a running CRC and the wanted part of its payload are kept.
+`FrameWatcher` never holds back or alters what passes. The lengths of every frame are verified, and all of a frame whose
+payload is wanted: nothing is reported of what was damaged, but damage to text that passes is for the client to find.
+A frame that lies whole in one piece of data is read in place; of a frame that comes in several pieces only its head, a
+running CRC and the wanted part of its payload are kept.
 """
 
 from __future__ import annotations
@@ -81,13 +83,14 @@ class FrameWatcher:
     def feed(self, data: bytes) -> list[EventFrame]:
         """Return the frames to report that end in this data. Never raises, so observing cannot harm the stream."""
         reported: list[EventFrame] = []
-        at, size = 0, len(data) if self.failure is None else 0
+        if self.failure is not None:
+            return reported
         try:
-            while at < size:
+            at = self._scan_whole_frames(data, 0, reported) if self._partial is None else 0
+            while at < len(data):
+                at += self._feed_partial(memoryview(data)[at:], reported)
                 if self._partial is None:
                     at = self._scan_whole_frames(data, at, reported)
-                if at < size:
-                    at += self._feed_partial(memoryview(data)[at:], reported)
         except _FrameError as fault:
             self._fail(str(fault))
         return reported
@@ -117,27 +120,28 @@ class FrameWatcher:
 
         The inner loop of every stream: for a frame that is not wanted it calls only C functions.
         """
-        size, start, frames = len(data), at, 0
-        source = data if size <= _MAX_COPY_BYTES else memoryview(data)
-        interests = self._interests
+        size, start, frames, interests = len(data), at, 0, self._interests
         try:
             while size - at >= _OVERHEAD:
-                total, headers_size, prelude_crc = _prelude_at(data, at)
-                payload_size = total - headers_size - _OVERHEAD
-                crc_at = at + total - 4
-                if crc_at + 4 > size or headers_size > MAX_HEADERS or not 0 <= payload_size <= MAX_PAYLOAD:
+                total, headers_size, lengths_crc = _prelude_at(data, at)
+                payload_size, end = total - headers_size - _OVERHEAD, at + total
+                if end > size or headers_size > MAX_HEADERS or not 0 <= payload_size <= MAX_PAYLOAD:
                     break
-                if crc32(data[at : at + 8]) != prelude_crc:
+                if crc32(data[at : at + 8]) != lengths_crc:
                     break
-                if crc32(source[at + 8 : crc_at], prelude_crc) != _crc_at(data, crc_at)[0]:
-                    break
-                interest = interests[data[at + 12 : crc_at - payload_size]]
+                interest = interests[data[at + 12 : at + 12 + headers_size]]
                 if interest is not None:
                     kind, name, keep = interest
-                    kept = data[crc_at - (payload_size if payload_size < keep else keep) : crc_at]
+                    kept = b""
+                    if keep:
+                        crc_at = end - 4
+                        source = data if total <= _MAX_COPY_BYTES else memoryview(data)
+                        if crc32(source[at + 8 : crc_at], lengths_crc) != _crc_at(data, crc_at)[0]:
+                            break
+                        kept = data[crc_at - (payload_size if payload_size < keep else keep) : crc_at]
                     reported.append(_make_tuple(EventFrame, (kind, name, kept, payload_size)))
                 frames += 1
-                at += total
+                at = end
         finally:  # also if the headers of a frame cannot be read
             self.frames += frames
             self.boundary += at - start
@@ -182,11 +186,12 @@ class _Interests(dict[bytes, _Interest | None]):
 
 
 class _PartialFrame:
-    """A frame that is still arriving: its head is gathered, and its payload only hashed unless it is wanted."""
+    """A frame that is still arriving: its head is gathered, and of its payload what is wanted."""
 
     def __init__(self, interests: _Interests) -> None:
         self._interests = interests
         self._interest: _Interest | None = None
+        self._keep = 0  # bytes of the payload's end; the frame is verified if there are any
         self._gathered = bytearray()  # of the head, and after that of the CRC at the end
         self._head_size = _PRELUDE.size  # includes the headers once the prelude with their size is read
         self._is_head_read = False
@@ -239,6 +244,8 @@ class _PartialFrame:
 
     def _read_headers(self) -> None:
         self._interest = self._interests[bytes(self._gathered[_PRELUDE.size :])]
+        if self._interest is not None:
+            self._keep = self._interest.keep
         self._crc = crc32(self._gathered)
         self._gathered.clear()
         self._is_head_read = True
@@ -246,9 +253,9 @@ class _PartialFrame:
     def _take_payload(self, view: memoryview) -> int:
         part = view[: self._payload_left]
         self._payload_left -= len(part)
-        self._crc = crc32(part, self._crc)
-        if self._interest is not None:
-            self._keep_tail(part, self._interest.keep)
+        if self._keep:
+            self._crc = crc32(part, self._crc)
+            self._keep_tail(part, self._keep)
         return len(part)
 
     def _keep_tail(self, part: memoryview, keep: int) -> None:
@@ -259,7 +266,7 @@ class _PartialFrame:
     def _take_crc(self, view: memoryview) -> int:
         used = self._gather(view, _CRC.size)
         if len(self._gathered) == _CRC.size:
-            if _crc_at(self._gathered)[0] != self._crc:
+            if self._keep and _crc_at(self._gathered)[0] != self._crc:
                 raise _FrameError("the CRC of the frame is wrong")
             self.is_complete = True
         return used
