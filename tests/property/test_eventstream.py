@@ -9,7 +9,7 @@ from itertools import pairwise
 from botocore.eventstream import EventStreamBuffer, ParserError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.upstream.eventstream import MAX_EXCEPTION_PAYLOAD, Frame, FrameWatcher, encode_frame
+from price_keeper.upstream.eventstream import MAX_EXCEPTION_PAYLOAD, EventFrame, FrameWatcher, encode_frame
 
 from tests.support.effort import tries
 
@@ -78,7 +78,7 @@ def cut_up(draw: st.DrawFn, stream: bytes) -> list[bytes]:
     return [stream[low:high] for low, high in pairwise([0, *cuts, len(stream)])]
 
 
-def by_botocore(stream: bytes) -> list[Frame]:
+def by_botocore(stream: bytes) -> list[EventFrame]:
     buffer = EventStreamBuffer()
     buffer.add_data(stream)
     found = []
@@ -88,14 +88,14 @@ def by_botocore(stream: bytes) -> list[Frame]:
         keep = WANTED.get(name) if kind == "event" else MAX_EXCEPTION_PAYLOAD
         if keep is not None:
             size = len(message.payload)
-            found.append(Frame(kind, name, message.payload[max(0, size - keep) :], size))
+            found.append(EventFrame(kind, name, message.payload[max(0, size - keep) :], size))
     return found
 
 
-def watched(parts: list[bytes]) -> tuple[FrameWatcher, list[Frame]]:
+def watched(parts: list[bytes]) -> tuple[FrameWatcher, list[EventFrame]]:
     """Feeds it all, and looks after each part at what must hold at any time."""
     watcher = FrameWatcher(WANTED)
-    found: list[Frame] = []
+    found: list[EventFrame] = []
     fed = 0
     for part in parts:
         found += watcher.feed(part)

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.upstream.eventstream import Frame, FrameWatcher, encode_frame
+from price_keeper.upstream.eventstream import EventFrame, FrameWatcher, encode_frame
 from price_keeper.usage import model_families, stream_usage
 from price_keeper.usage.model_families import INVOCATION_METRICS, MAX_TOKENS
 from price_keeper.usage.stream_usage import (
@@ -157,7 +157,7 @@ payloads = st.one_of(
     st.binary(max_size=60).map(chunk),
 )
 frames = st.builds(
-    lambda kind, name, payload, lost: Frame(kind, name, payload, len(payload) + lost),
+    lambda kind, name, payload, lost: EventFrame(kind, name, payload, len(payload) + lost),
     st.sampled_from(["event", "event", "event", "exception"]),
     st.sampled_from(["chunk", "metadata", "contentBlockDelta"]),
     payloads,
@@ -206,7 +206,7 @@ def test_invocation_metrics_are_found_at_end_of_any_chunk(read, said, text, keep
     document = {"text": text, INVOCATION_METRICS: {"inputTokenCount": read, "outputTokenCount": said}}
     whole = chunk(document)
     stream = InvocationStream()
-    stream.add_frame(Frame("event", "chunk", chunk(document, keep + 100), len(whole)))
+    stream.add_frame(EventFrame("event", "chunk", chunk(document, keep + 100), len(whole)))
     assert stream.usage() == Usage(read, said)
 
 

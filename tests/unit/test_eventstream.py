@@ -13,7 +13,7 @@ from price_keeper.upstream.eventstream import (
     MAX_HEADERS,
     MAX_PAYLOAD,
     BrokenStream,
-    Frame,
+    EventFrame,
     FrameWatcher,
     encode_frame,
 )
@@ -68,7 +68,7 @@ def pieces(data: bytes, size: int) -> list[bytes]:
     return [data[at : at + size] for at in range(0, len(data), size)]
 
 
-def watched(parts: list[bytes], wanted: dict[str, int] | None = None) -> tuple[FrameWatcher, list[Frame]]:
+def watched(parts: list[bytes], wanted: dict[str, int] | None = None) -> tuple[FrameWatcher, list[EventFrame]]:
     watcher = FrameWatcher({"metadata": 4096} if wanted is None else wanted)
     return watcher, [frame for part in parts for frame in watcher.feed(part)]
 
@@ -79,7 +79,7 @@ def watched(parts: list[bytes], wanted: dict[str, int] | None = None) -> tuple[F
 @pytest.mark.parametrize("size", [1, 2, 7, 11, 12, 13, 64, 10_000])
 def test_only_requested_events_are_reported(size):
     watcher, found = watched(pieces(b"".join(CONVERSATION), size))
-    assert found == [Frame("event", "metadata", USAGE, len(USAGE))]
+    assert found == [EventFrame("event", "metadata", USAGE, len(USAGE))]
     assert watcher.frames == len(CONVERSATION)
     assert watcher.boundary == sum(map(len, CONVERSATION))
     assert watcher.close() is None
@@ -89,7 +89,7 @@ def test_only_requested_events_are_reported(size):
 @pytest.mark.parametrize("keep", [0, 1, 10, len(USAGE), 10_000])
 def test_tail_of_payload_is_kept(keep, size):
     _, found = watched(pieces(b"".join(CONVERSATION), size), {"metadata": keep})
-    assert found == [Frame("event", "metadata", USAGE[max(0, len(USAGE) - keep) :], len(USAGE))]
+    assert found == [EventFrame("event", "metadata", USAGE[max(0, len(USAGE) - keep) :], len(USAGE))]
 
 
 @pytest.mark.parametrize("size", [1, 50, 10_000])
@@ -101,22 +101,22 @@ def test_exceptions_and_errors_are_always_reported(size):
     )
     _, found = watched(pieces(stream, size))
     assert found == [
-        Frame("exception", "throttlingException", b'{"message":"slow down"}', 23),
-        Frame("error", "InternalError", b"", 0),
+        EventFrame("exception", "throttlingException", b'{"message":"slow down"}', 23),
+        EventFrame("error", "InternalError", b"", 0),
     ]
 
 
 @pytest.mark.parametrize("size", [1000, 10_000_000])
 def test_huge_exception_is_truncated(size):
     watcher, found = watched(pieces(exception("x", b"y" * 200_000), size))
-    assert found == [Frame("exception", "x", b"y" * MAX_EXCEPTION_PAYLOAD, 200_000)]
+    assert found == [EventFrame("exception", "x", b"y" * MAX_EXCEPTION_PAYLOAD, 200_000)]
     assert watcher.close() is None
 
 
 def test_exception_is_not_mistaken_for_event_of_same_name():
     headers = {":message-type": "exception", ":event-type": "metadata", ":exception-type": "modelStreamErrorException"}
     _, found = watched([encode_frame(headers, USAGE)])
-    assert found == [Frame("exception", "modelStreamErrorException", USAGE, len(USAGE))]
+    assert found == [EventFrame("exception", "modelStreamErrorException", USAGE, len(USAGE))]
 
 
 def test_unknown_message_kinds_pass():
@@ -132,7 +132,7 @@ def test_unknown_message_kinds_pass():
 
 def test_frame_without_message_type_is_an_event():
     _, found = watched([encode_frame({":event-type": "metadata"}, b"x")])
-    assert found == [Frame("event", "metadata", b"x", 1)]
+    assert found == [EventFrame("event", "metadata", b"x", 1)]
 
 
 def test_every_header_type_is_skipped():
@@ -153,7 +153,7 @@ def test_every_header_type_is_skipped():
     )
     for size in (1, 1000):
         watcher, found = watched(pieces(framed(block, b"x"), size))
-        assert found == [Frame("event", "metadata", b"x", 1)]
+        assert found == [EventFrame("event", "metadata", b"x", 1)]
         assert watcher.close() is None
 
 
@@ -248,7 +248,7 @@ LENGTHS_ONLY_CRC = "the CRC of the lengths is wrong"
 def test_malformed_frame_fails_once_and_ends_parsing(broken, fault, size):
     before = event("metadata", b"first")
     watcher, found = watched(pieces(before + broken + event("metadata", b"last"), size))
-    assert found == [Frame("event", "metadata", b"first", 5)]
+    assert found == [EventFrame("event", "metadata", b"first", 5)]
     assert isinstance(watcher.failure, BrokenStream)
     assert isinstance(watcher.failure, ValueError)
     assert fault in str(watcher.failure)
@@ -266,7 +266,7 @@ def test_damage_to_frame_without_wanted_payload_passes(at, size):
     damaged = bytearray(DELTA)
     damaged[at] ^= 1
     watcher, found = watched(pieces(bytes(damaged) + LAST, size))
-    assert found == [Frame("event", "metadata", USAGE, len(USAGE))]
+    assert found == [EventFrame("event", "metadata", USAGE, len(USAGE))]
     assert (watcher.frames, watcher.close()) == (2, None)
 
 

@@ -6,7 +6,7 @@ import json
 from base64 import b64encode
 
 import pytest
-from price_keeper.upstream.eventstream import Frame, FrameWatcher, encode_frame
+from price_keeper.upstream.eventstream import EventFrame, FrameWatcher, encode_frame
 from price_keeper.usage.stream_usage import (
     BYTES_PER_TOKEN,
     CONVERSE_FRAME_LIMITS,
@@ -24,7 +24,7 @@ HEADERS = {b"x-amzn-bedrock-service-tier": b"flex", b"x-amzn-bedrock-performance
 
 def event(name, payload, kept=None):
     """A frame; `kept` is how many bytes of its payload's end the watcher was asked for."""
-    return Frame("event", name, payload if kept is None else payload[len(payload) - kept :], len(payload))
+    return EventFrame("event", name, payload if kept is None else payload[len(payload) - kept :], len(payload))
 
 
 def chunk(document, kept=None):
@@ -79,7 +79,7 @@ def test_large_frame_counts_for_more():
 
 
 def test_other_frames_are_ignored():
-    refused = Frame("exception", "metadata", b'{"usage":{"inputTokens":1,"outputTokens":1}}', 44)
+    refused = EventFrame("exception", "metadata", b'{"usage":{"inputTokens":1,"outputTokens":1}}', 44)
     stream = fed(ConverseStream(), [refused])
     assert stream.usage() is None
     assert stream.estimate_output() == 0
@@ -87,7 +87,7 @@ def test_other_frames_are_ignored():
 
 @pytest.mark.parametrize("begun", ["messageStart", "contentBlockStart"])
 def test_started_stream_has_output(begun: str):
-    refused = Frame("exception", "modelStreamErrorException", b"{}", 2)
+    refused = EventFrame("exception", "modelStreamErrorException", b"{}", 2)
     assert fed(ConverseStream(), [event(begun, b"{}"), refused]).estimate_output() == TOKENS_PER_FRAME
     assert fed(ConverseStream(), [event(begun, b"{}"), SAID]).estimate_output() == TOKENS_PER_FRAME
 
@@ -114,18 +114,18 @@ def test_end_of_truncated_payload_suffices():
 def test_trace_after_usage_is_ignored():
     usage, trace = json.dumps(USAGE), json.dumps(GUARDED)
     payload = f'{"x" * 500}","usage":{usage},"trace":{trace},"p":"ab"}}'.encode()
-    assert fed(ConverseStream(), [Frame("event", "metadata", payload, 10**6)]).usage() == Usage(4, 9, 10, 10, 100)
+    assert fed(ConverseStream(), [EventFrame("event", "metadata", payload, 10**6)]).usage() == Usage(4, 9, 10, 10, 100)
 
 
 def test_truncated_payload_without_usage_is_ignored():
     payload = (
         b'"modelOutput":["\\"usage\\":{\\"inputTokens\\":1,\\"outputTokens\\":1}"],"usage":{"topicPolicyUnits":1}}'
     )
-    assert fed(ConverseStream(), [Frame("event", "metadata", payload, 10**6)]).usage() is None
+    assert fed(ConverseStream(), [EventFrame("event", "metadata", payload, 10**6)]).usage() is None
     nested = b'{"usage":' * 20_000
-    assert fed(ConverseStream(), [Frame("event", "metadata", nested, 10**6)]).usage() is None
+    assert fed(ConverseStream(), [EventFrame("event", "metadata", nested, 10**6)]).usage() is None
     deep = b'{"usage":{"a":' + b"[" * 50_000
-    assert fed(ConverseStream(), [Frame("event", "metadata", deep, 10**6)]).usage() is None
+    assert fed(ConverseStream(), [EventFrame("event", "metadata", deep, 10**6)]).usage() is None
 
 
 def test_openai_streams_count_cached_tokens_as_input():
@@ -373,7 +373,7 @@ def test_large_chunk_counts_for_more():
 
 
 def test_stream_without_events_has_no_usage():
-    stream = fed(InvocationStream(), [Frame("exception", "chunk", b'{"message":"no"}', 16), event("other", b"{}")])
+    stream = fed(InvocationStream(), [EventFrame("exception", "chunk", b'{"message":"no"}', 16), event("other", b"{}")])
     assert stream.usage() is stream.partial_usage() is None
     assert stream.estimate_output() == 0
 
@@ -424,7 +424,7 @@ def test_base64_with_escaped_slashes_is_decoded():
     whole = chunk({"text": "~~?" * 300, **counted(5, 90)}).payload
     assert whole.count(b"/") > 100
     kept = whole.replace(b"/", b"\\/")[-1000:]
-    stream = fed(InvocationStream(), [chunk(PLAIN_START), Frame("event", "chunk", kept, 10**6)])
+    stream = fed(InvocationStream(), [chunk(PLAIN_START), EventFrame("event", "chunk", kept, 10**6)])
     assert stream.usage() == Usage(8, 90)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from botocore.eventstream import EventStreamBuffer, ParserError
 from price_keeper.operations import Operation
-from price_keeper.upstream.eventstream import MAX_EXCEPTION_PAYLOAD, Frame, FrameWatcher, encode_frame
+from price_keeper.upstream.eventstream import MAX_EXCEPTION_PAYLOAD, EventFrame, FrameWatcher, encode_frame
 from price_keeper.usage.usage_reader import build_reader
 
 from tests.fuzz.oracle import holds, same
@@ -67,9 +67,9 @@ def one(data: bytes) -> None:
     _usage(stream, seed)
 
 
-def _watched(parts: list[bytes]) -> tuple[FrameWatcher, list[Frame]]:
+def _watched(parts: list[bytes]) -> tuple[FrameWatcher, list[EventFrame]]:
     watcher = FrameWatcher(WANTED)
-    found: list[Frame] = []
+    found: list[EventFrame] = []
     fed = 0
     for part in parts:
         found += watcher.feed(part)
@@ -79,10 +79,10 @@ def _watched(parts: list[bytes]) -> tuple[FrameWatcher, list[Frame]]:
     return watcher, found
 
 
-def _as_botocore_reads(stream: bytes, watcher: FrameWatcher, found: list[Frame]) -> None:
+def _as_botocore_reads(stream: bytes, watcher: FrameWatcher, found: list[EventFrame]) -> None:
     """Frame by frame, up to the end or a fault; though botocore takes headers that are cut short, or come twice."""
     at = frames = 0
-    expected: list[Frame] = []
+    expected: list[EventFrame] = []
     while at < watcher.boundary:
         total = int.from_bytes(stream[at : at + 4], "big")
         # A frame whose payload is not read is not verified, so its last CRC may be wrong.
@@ -110,14 +110,14 @@ def _by_botocore(frame: bytes) -> Any:
     return messages[0] if len(messages) == 1 else None
 
 
-def _wanted(message: Any) -> list[Frame]:
+def _wanted(message: Any) -> list[EventFrame]:
     headers = message.headers
     texts = {name: value for name, value in headers.items() if isinstance(value, str)}
     kind = texts.get(":message-type", "event" if ":message-type" not in headers else "")
     name = texts.get(NAMED_BY.get(kind, ""), "")
     keep = WANTED.get(name) if kind not in ("exception", "error") else MAX_EXCEPTION_PAYLOAD
     size = len(message.payload)
-    return [] if keep is None else [Frame(kind, name, message.payload[max(0, size - keep) :], size)]
+    return [] if keep is None else [EventFrame(kind, name, message.payload[max(0, size - keep) :], size)]
 
 
 def _usage(stream: bytes, seed: int) -> None:
