@@ -31,22 +31,90 @@ _ENCODED = re.compile(r"(?:[A-Za-z0-9.:_/-]|%[0-9A-Fa-f]{2})+")
 _VERSION = re.compile(r"DRAFT|[1-9][0-9]{0,7}")
 
 
+class BodyForm(Enum):
+    """Whose form the bodies of an operation have. Readers of usage and hard budgets' request forms follow from it."""
+
+    CONVERSE = "Converse, of any model"
+    INVOKE = "the model family's own"
+    CHAT = "OpenAI's chat completions"
+    GUARDRAIL = "a guardrail's"
+    JOB = "an asynchronous job's"
+    COUNT = "a count of tokens"
+
+
+class Charge(Enum):
+    """What Bedrock charges for."""
+
+    TOKENS = "what the model read, wrote and made"
+    GUARDRAIL_UNITS = "the units of a guardrail"
+    JOB = "the job that it starts"
+    NOTHING = "nothing"
+
+
+class OperationTraits(NamedTuple):
+    """What the product knows of an operation; the sets of operations in other modules follow from it."""
+
+    form: BodyForm
+    charge: Charge
+    actions: tuple[str, ...]  # of IAM, on the model, guardrail or job
+    model_key: str = ""  # the member of the body that names the model
+    methods: tuple[bytes, ...] = (b"POST",)
+    is_served: bool = True
+
+
+_JSON, _STREAM = ("InvokeModel",), ("InvokeModelWithResponseStream",)
+
+
 class Operation(Enum):
-    """An operation of Bedrock; its value is the template of its path."""
+    """An operation of Bedrock; its value is the template of its path. A new operation is a row here."""
 
     __hash__ = object.__hash__  # members are singletons, and Enum's own hash is slow on the hot path
+    traits: OperationTraits
 
-    INVOKE = "/model/{id}/invoke"
-    INVOKE_STREAM = "/model/{id}/invoke-with-response-stream"
-    INVOKE_BIDIRECTIONAL = "/model/{id}/invoke-with-bidirectional-stream"
-    CONVERSE = "/model/{id}/converse"
-    CONVERSE_STREAM = "/model/{id}/converse-stream"
-    COUNT_TOKENS = "/model/{id}/count-tokens"
-    APPLY_GUARDRAIL = "/guardrail/{id}/version/{version}/apply"
-    CHECK_GUARDRAILS = "/guardrail-checks/invoke"
-    ASYNC_INVOKES = "/async-invoke"
-    ASYNC_INVOKE = "/async-invoke/{id}"
-    CHAT_COMPLETIONS = "/openai/v1/chat/completions"
+    def __new__(cls, path: str, traits: OperationTraits) -> Operation:
+        operation = object.__new__(cls)
+        operation._value_ = path
+        operation.traits = traits
+        return operation
+
+    INVOKE = "/model/{id}/invoke", OperationTraits(BodyForm.INVOKE, Charge.TOKENS, _JSON)
+    INVOKE_STREAM = (
+        "/model/{id}/invoke-with-response-stream",
+        OperationTraits(BodyForm.INVOKE, Charge.TOKENS, _STREAM),
+    )
+    INVOKE_BIDIRECTIONAL = (
+        "/model/{id}/invoke-with-bidirectional-stream",
+        OperationTraits(BodyForm.INVOKE, Charge.TOKENS, (), is_served=False),
+    )
+    CONVERSE = "/model/{id}/converse", OperationTraits(BodyForm.CONVERSE, Charge.TOKENS, _JSON)
+    CONVERSE_STREAM = "/model/{id}/converse-stream", OperationTraits(BodyForm.CONVERSE, Charge.TOKENS, _STREAM)
+    COUNT_TOKENS = "/model/{id}/count-tokens", OperationTraits(BodyForm.COUNT, Charge.NOTHING, ("CountTokens",))
+    APPLY_GUARDRAIL = (
+        "/guardrail/{id}/version/{version}/apply",
+        OperationTraits(BodyForm.GUARDRAIL, Charge.GUARDRAIL_UNITS, ("ApplyGuardrail",)),
+    )
+    CHECK_GUARDRAILS = (
+        "/guardrail-checks/invoke",
+        OperationTraits(BodyForm.GUARDRAIL, Charge.GUARDRAIL_UNITS, ("InvokeGuardrailChecks",)),
+    )
+    ASYNC_INVOKES = "/async-invoke", OperationTraits(BodyForm.JOB, Charge.JOB, _JSON, "modelId", (b"POST", b"GET"))
+    ASYNC_INVOKE = (
+        "/async-invoke/{id}",
+        OperationTraits(BodyForm.JOB, Charge.NOTHING, ("GetAsyncInvoke",), methods=(b"GET",)),
+    )
+    CHAT_COMPLETIONS = (
+        "/openai/v1/chat/completions",
+        OperationTraits(BodyForm.CHAT, Charge.TOKENS, _JSON + _STREAM, "model"),
+    )
+
+
+def find_operations(form: BodyForm | None = None, charge: Charge | None = None) -> frozenset[Operation]:
+    """The operations that are served, of this form and with this charge."""
+    return frozenset(
+        each
+        for each in Operation
+        if each.traits.is_served and form in (None, each.traits.form) and charge in (None, each.traits.charge)
+    )
 
 
 class OperationPath(NamedTuple):

@@ -16,22 +16,10 @@ import orjson
 from price_keeper.domain import Caller
 from price_keeper.errors import AccessDenied, InvalidRequest, Refusal, UnknownOperation
 from price_keeper.exchange import Request
-from price_keeper.operations import Operation, OperationPath, check_model_id, parse_path
+from price_keeper.operations import Operation, OperationPath, check_model_id, find_operations, parse_path
 from price_keeper.upstream import json_splice
 
-_LISTABLE: Final = Operation.ASYNC_INVOKES
-_READ_ONLY: Final = Operation.ASYNC_INVOKE
-MODEL_PATH_OPERATIONS: Final = frozenset(
-    {
-        Operation.INVOKE,
-        Operation.INVOKE_STREAM,
-        Operation.CONVERSE,
-        Operation.CONVERSE_STREAM,
-        Operation.COUNT_TOKENS,
-    }
-)
-# Operations whose model is named in the body, and the key that names it.
-_MODEL_KEYS: Final = {Operation.CHAT_COMPLETIONS: "model", Operation.ASYNC_INVOKES: "modelId"}
+MODEL_PATH_OPERATIONS: Final = frozenset(each for each in find_operations() if each.value.startswith("/model/"))
 _MAX_MODEL_NAME_BYTES: Final = 16 * 1024  # of an id of the greatest length with every character escaped in JSON
 
 _FORWARDED_HEADERS: Final = (
@@ -102,7 +90,7 @@ def parse_call(request: Request) -> ParsedCall:
         target = parse_path(path)
     except ValueError as failure:
         raise InvalidRequest(str(failure)) from None
-    if target is None or not _is_method_allowed(target.operation, request.method):
+    if target is None or request.method not in target.operation.traits.methods:
         raise UnknownOperation("this port serves the operations of bedrock-runtime and OpenAI's chat completions")
     if query:
         raise InvalidRequest("no operation takes a query string here; credentials belong in headers")
@@ -111,7 +99,7 @@ def parse_call(request: Request) -> ParsedCall:
         return ParsedCall(operation, target.id, target)
     if operation is Operation.INVOKE_BIDIRECTIONAL:
         raise _build_bidirectional_refusal()
-    if operation not in _MODEL_KEYS:
+    if not operation.traits.model_key:
         return ParsedCall(operation, "", target)
     if request.method == b"GET":
         jobs = "the jobs of every app in the account"
@@ -119,14 +107,8 @@ def parse_call(request: Request) -> ParsedCall:
     return _parse_model_in_body(target, request.body)
 
 
-def _is_method_allowed(operation: Operation, method: bytes) -> bool:
-    if method == b"POST":
-        return operation is not _READ_ONLY
-    return method == b"GET" and operation in (_LISTABLE, _READ_ONLY)
-
-
 def _parse_model_in_body(target: OperationPath, body: bytes) -> ParsedCall:
-    key = _MODEL_KEYS[target.operation]
+    key = target.operation.traits.model_key
     try:
         span = json_splice.find_members(body, (key,)).spans.get(key)
     except json_splice.InvalidJsonObject as failure:
@@ -144,7 +126,7 @@ def locate_model(parsed_call: ParsedCall, body: bytes) -> ParsedCall:
     """The same call for a changed body, in which the model's name has other offsets."""
     if parsed_call.model_span is None:
         return parsed_call
-    key = _MODEL_KEYS[parsed_call.operation]
+    key = parsed_call.operation.traits.model_key
     return parsed_call._replace(model_span=json_splice.find_members(body, (key,)).spans[key])
 
 

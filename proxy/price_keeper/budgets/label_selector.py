@@ -24,7 +24,7 @@ from price_keeper.domain import Caller, CostCeiling, ResolvedLabel
 from price_keeper.errors import Busy, InvalidRequest, QuotaExceeded, Refusal
 from price_keeper.exchange import Header, Request
 from price_keeper.ledger.ledger_entries import ChargedCounters
-from price_keeper.operations import Operation
+from price_keeper.operations import BodyForm, find_operations
 from price_keeper.parse_call import ParsedCall, locate_model
 from price_keeper.tasks import run_large_work
 from price_keeper.telemetry.request_stats import OperationStats, RequestStats
@@ -37,7 +37,7 @@ LARGE_BODY_BYTES: Final = 256 * 1024  # a larger body takes milliseconds to pars
 LABEL_HEADER: Final = b"x-price-keeper-label"
 UNREAD_RETRY_SECONDS = 3.0
 # Bodies of these operations are in the format of one model family.
-FORMAT_SPECIFIC_OPERATIONS: Final = frozenset({Operation.INVOKE, Operation.INVOKE_STREAM, Operation.CHAT_COMPLETIONS})
+FORMAT_SPECIFIC_OPERATIONS: Final = find_operations(BodyForm.INVOKE) | find_operations(BodyForm.CHAT)
 _MODE_HEADERS: Final = {mode: (b"x-price-keeper-mode", mode.value.encode()) for mode in Mode}
 EXCEEDED_HEADER: Final = _MODE_HEADERS[Mode.EXCEEDED]
 _QUOTA_HEADER: Final = b"x-price-keeper-quota-pct"

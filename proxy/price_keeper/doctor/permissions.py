@@ -63,21 +63,8 @@ def get_table_permissions(role: Role) -> TablePermissions:
 ROLES: tuple[Role, ...] = ("sidecar", "control", "both")
 _PREFIX = "price-keeper-"
 
-# The IAM action of each operation of the data port. Chat completions and asynchronous jobs have no action of their
-# own, and bidirectional streams are refused.
-ACTIONS_BY_OPERATION: Mapping[Operation, tuple[str, ...]] = {
-    Operation.INVOKE: ("InvokeModel",),
-    Operation.INVOKE_STREAM: ("InvokeModelWithResponseStream",),
-    Operation.INVOKE_BIDIRECTIONAL: (),
-    Operation.CONVERSE: ("InvokeModel",),
-    Operation.CONVERSE_STREAM: ("InvokeModelWithResponseStream",),
-    Operation.COUNT_TOKENS: ("CountTokens",),
-    Operation.APPLY_GUARDRAIL: ("ApplyGuardrail",),
-    Operation.CHECK_GUARDRAILS: ("InvokeGuardrailChecks",),
-    Operation.ASYNC_INVOKES: ("InvokeModel",),
-    Operation.ASYNC_INVOKE: ("GetAsyncInvoke",),
-    Operation.CHAT_COMPLETIONS: ("InvokeModel", "InvokeModelWithResponseStream"),
-}
+# The IAM actions of each operation of the data port. Chat completions and asynchronous jobs have none of their own.
+ACTIONS_BY_OPERATION: Mapping[Operation, tuple[str, ...]] = {each: each.traits.actions for each in Operation}
 
 
 def _build_any_account_arn(service: str, resource: str) -> str:

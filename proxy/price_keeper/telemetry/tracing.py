@@ -26,7 +26,7 @@ from price_keeper.config.config_sections import TelemetryConfig
 from price_keeper.domain import PICO_PER_USD, Caller
 from price_keeper.exchange import FlowControl, Handler, Header, Request, Responder
 from price_keeper.ledger.ledger_entries import Receipt
-from price_keeper.operations import Operation, OperationPath, parse_path
+from price_keeper.operations import BodyForm, Operation, OperationPath, find_operations, parse_path
 from price_keeper.telemetry.build_info import get_version
 from price_keeper.telemetry.metrics import Samples
 
@@ -41,11 +41,14 @@ _PROPAGATOR: Final = TraceContextTextMapPropagator()
 _PARENT, _STATE = "traceparent", "tracestate"
 
 # Named by the semantic conventions for generative AI; operations that these do not cover keep Bedrock's name.
-_CHAT_OPERATIONS = (Operation.CONVERSE, Operation.CONVERSE_STREAM, Operation.CHAT_COMPLETIONS)
+_CONVENTIONAL_NAMES: Final = {
+    BodyForm.CONVERSE: "chat",
+    BodyForm.CHAT: "chat",
+    BodyForm.INVOKE: "generate_content",
+}
 _SPAN_NAMES: Final = {
     **{operation: operation.name.lower() for operation in Operation},
-    **dict.fromkeys(_CHAT_OPERATIONS, "chat"),
-    **dict.fromkeys((Operation.INVOKE, Operation.INVOKE_STREAM), "generate_content"),
+    **{each: name for form, name in _CONVENTIONAL_NAMES.items() for each in find_operations(form)},
 }
 
 REQUESTED_MODEL: Final = "gen_ai.request.model"

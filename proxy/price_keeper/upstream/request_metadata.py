@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import orjson
 
 from price_keeper.errors import InvalidRequest
-from price_keeper.operations import Operation
+from price_keeper.operations import BodyForm, Operation, find_operations
 from price_keeper.upstream import json_splice
 
 HEADER = "x-amzn-bedrock-request-metadata"
@@ -21,8 +21,7 @@ PREFIX = "price-keeper-"
 MAX_ENTRIES = 16  # that Bedrock accepts
 MAX_METADATA_BYTES = 32 * 1024  # above Bedrock's own limit of 256 characters for each name and value
 
-_IN_HEADER = frozenset({Operation.INVOKE, Operation.INVOKE_STREAM})
-_IN_BODY = frozenset({Operation.CONVERSE, Operation.CONVERSE_STREAM})
+_IN_HEADER, _IN_BODY = find_operations(BodyForm.INVOKE), find_operations(BodyForm.CONVERSE)
 
 Headers = list[tuple[str, str]]
 

@@ -11,13 +11,13 @@ import orjson
 from price_keeper import operations
 from price_keeper.errors import InvalidRequest, TooManyRequests, UpstreamUnavailable
 from price_keeper.exchange import FlowControl, Header
-from price_keeper.operations import Operation
+from price_keeper.operations import BodyForm, Operation
 from price_keeper.tasks import run_large_work
 from price_keeper.upstream.forwarder import THROTTLED, Forwarder, UpstreamCall, UpstreamTarget
 
 MAX_RESPONSE_BYTES = 64 * 1024  # of a response that holds one number
 TIMEOUT_SECONDS = 20.0  # short compared with a model's response, as the caller waits for both
-_CONVERSE = frozenset({Operation.CONVERSE, Operation.CONVERSE_STREAM})
+_CONVERSE = operations.find_operations(BodyForm.CONVERSE)
 _COUNTED_FIELDS = ("messages", "system", "toolConfig", "additionalModelRequestFields")
 # Members that do not reach the model. All others that are not counted are bounded by UNCOUNTED_TOKENS_PER_BYTE.
 _IGNORED_FIELDS = frozenset(

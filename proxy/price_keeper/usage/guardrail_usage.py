@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from price_keeper.config.config_sections import GuardrailsConfig
-from price_keeper.operations import Operation
+from price_keeper.operations import BodyForm, Charge, Operation, find_operations
 from price_keeper.upstream import json_splice
 from price_keeper.upstream.eventstream import EventFrame, FrameWatcher
 from price_keeper.usage import fast_parse, model_families
@@ -38,10 +38,8 @@ CHARACTERS_PER_TOKEN: Final = 6  # of a response: more than the mean in any lang
 GUARDRAIL_HEADER: Final = b"x-amzn-bedrock-guardrailidentifier"
 _CONFIG: Final = "guardrailConfig"
 _CONFIG_BYTES: Final = b'"guardrailConfig"'
-_OPERATIONS_WITH_CONFIG: Final = frozenset({Operation.CONVERSE, Operation.CONVERSE_STREAM})
-_OPERATIONS_WITH_HEADER: Final = frozenset(
-    {*_OPERATIONS_WITH_CONFIG, Operation.INVOKE, Operation.INVOKE_STREAM, Operation.CHAT_COMPLETIONS}
-)
+_OPERATIONS_WITH_CONFIG: Final = find_operations(BodyForm.CONVERSE)
+_OPERATIONS_WITH_HEADER: Final = find_operations(charge=Charge.TOKENS)
 
 # Encoders write control characters, quotes, angle brackets and characters beyond ASCII as escapes, but never letters.
 # So a caller that escapes letters wants to hide a name.

@@ -28,7 +28,7 @@ from price_keeper.ledger.ledger_entries import (
     Receipt,
     UsageCounts,
 )
-from price_keeper.operations import Operation
+from price_keeper.operations import Charge, Operation, find_operations
 from price_keeper.telemetry.logs import build_bedrock_extra
 from price_keeper.upstream.forwarder import UpstreamTarget
 from price_keeper.usage.guardrail_usage import GuardrailUsageReader, price_guardrail
@@ -41,9 +41,7 @@ INITIAL_OUTPUT_TOKENS: Final = 500  # the forecast before any response
 _SMOOTHING_DIVISOR: Final = 16  # each response replaces this part of the mean
 
 MAX_CALL_PICO: Final = 10**15  # of one call: a thousand dollars, which no model comes near
-OPERATIONS_WITHOUT_TOKENS: Final = frozenset(
-    {Operation.APPLY_GUARDRAIL, Operation.CHECK_GUARDRAILS, Operation.ASYNC_INVOKES}
-)
+_OPERATIONS_WITH_TOKENS: Final = find_operations(charge=Charge.TOKENS)
 CONTENT_TYPE, REQUEST_ID = b"content-type", b"x-amzn-requestid"
 
 MAX_JOBS_PER_CALLER: Final = 256  # that are remembered; repeats come within minutes
@@ -245,7 +243,7 @@ class Meter:
 
     def _is_credible(self, usage: Usage, reader: UsageReader) -> bool:
         """Whether a usage is complete. A model reads some input; zero output is right only if nothing was said."""
-        if self._pricing.operation in OPERATIONS_WITHOUT_TOKENS:
+        if self._pricing.operation not in _OPERATIONS_WITH_TOKENS:
             return True
         input, output, cache_read, written_5m, written_1h, _, _, _ = usage
         return bool(input or cache_read or written_5m or written_1h) and bool(output or not reader.has_output())

@@ -23,7 +23,7 @@ from price_keeper.domain import Caller, CostCeiling, ResolvedLabel
 from price_keeper.errors import InvalidRequest
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.ledger_entries import ChargedCounters, CompletionListener
-from price_keeper.operations import Operation
+from price_keeper.operations import Charge, Operation, find_operations
 from price_keeper.upstream.forwarder import CallObserver, UpstreamTarget
 from price_keeper.usage.guardrail_usage import build_guardrail_prices, estimate_units, price_guardrail
 from price_keeper.usage.inference_profiles import AppLabel, ResolvedAppLabel
@@ -48,8 +48,8 @@ MAX_FORECASTS: Final = 1000  # labels; the names of models without a label come 
 # Typed as a callable, because `open_meter` uses it in turn with a `partial` of a subclass.
 _PLAIN_METER: Callable[..., Meter] = Meter
 
-FREE_OPERATIONS: Final = frozenset({Operation.COUNT_TOKENS, Operation.ASYNC_INVOKE})  # Bedrock charges nothing for them
-_GUARDRAIL_OPERATIONS: Final = frozenset({Operation.APPLY_GUARDRAIL, Operation.CHECK_GUARDRAILS})
+_FREE_OPERATIONS: Final = find_operations(charge=Charge.NOTHING)
+_GUARDRAIL_OPERATIONS: Final = find_operations(charge=Charge.GUARDRAIL_UNITS)
 _BYTES_PER_UNIT: Final = 1000
 _UNKNOWN_POLICY: Final = "unknown"  # costs as much as the dearest policy
 _UNLABELLED: Final = "unlabelled."
@@ -130,7 +130,7 @@ class MeterFactory:
     def pricing_for(self, choice: ResolvedLabel, operation: Operation, method: bytes) -> OperationPricing | None:
         """Return the shared pricing of a label and operation, cached; None if it costs nothing. Raises InvalidRequest
         if it has no price."""
-        if operation in FREE_OPERATIONS or method != b"POST":
+        if operation in _FREE_OPERATIONS or method != b"POST":
             return None
         if type(choice) is ResolvedAppLabel:
             return self._profile_pricing(choice.profile, operation)

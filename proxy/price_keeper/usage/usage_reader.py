@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import orjson
 
-from price_keeper.operations import Operation
+from price_keeper.operations import BodyForm, Operation
 from price_keeper.upstream.eventstream import FrameWatcher
 from price_keeper.usage import fast_parse, model_families
 from price_keeper.usage.model_families import LATENCY_HEADER, TIER_HEADER
@@ -99,7 +99,7 @@ def build_reader(operation: Operation, format: str, content_type: bytes, headers
         return _build_body_reader(operation, headers)
     content_type = content_type.lower()
     if content_type.startswith(EVENT_STREAM):
-        if operation is Operation.CONVERSE_STREAM:
+        if operation.traits.form is BodyForm.CONVERSE:
             return _EventStreamReader(ConverseStream(format, headers), CONVERSE_FRAME_LIMITS)
         return _EventStreamReader(InvocationStream(headers), INVOCATION_FRAME_LIMITS)
     if content_type.startswith(SERVER_SENT_EVENTS):
@@ -108,10 +108,10 @@ def build_reader(operation: Operation, format: str, content_type: bytes, headers
 
 
 def _build_body_reader(operation: Operation, headers: Mapping[bytes, bytes]) -> UsageReader:
-    if operation is Operation.CONVERSE:
+    if operation is Operation.CONVERSE:  # the usual case
         may_parse_fast = TIER_HEADER not in headers and LATENCY_HEADER not in headers
         return _BodyReader(_parse_converse, headers, fast_parse.parse_converse if may_parse_fast else None)
-    return _BodyReader(_PARSER_BY_OPERATION.get(operation, _parse_invocation), headers)
+    return _BodyReader(_PARSERS[operation.traits.form], headers)
 
 
 def _parse_converse(document: Any, headers: Mapping[bytes, bytes], needs_output: bool) -> Usage | None:
@@ -126,11 +126,13 @@ def _parse_chat(document: Any, headers: Mapping[bytes, bytes], needs_output: boo
     return model_families.read_chat(document, headers, needs_output=needs_output)
 
 
-_PARSER_BY_OPERATION: Mapping[Operation, UsageParser] = {
-    Operation.CHAT_COMPLETIONS: _parse_chat,
-    Operation.APPLY_GUARDRAIL: lambda document, *_: model_families.read_guardrail(document),
-    Operation.CHECK_GUARDRAILS: lambda document, *_: model_families.read_guardrail(document),
-    Operation.ASYNC_INVOKES: lambda *_: Usage(),  # a job has one price, whatever it uses
+# The reader of each form's answers.
+_PARSERS: Mapping[BodyForm, UsageParser] = {
+    BodyForm.CONVERSE: _parse_converse,
+    BodyForm.INVOKE: _parse_invocation,
+    BodyForm.CHAT: _parse_chat,
+    BodyForm.GUARDRAIL: lambda document, *_: model_families.read_guardrail(document),
+    BodyForm.JOB: lambda *_: Usage(),  # a job has one price, whatever it uses
 }
 
 

@@ -26,7 +26,7 @@ from price_keeper.budgets.hard.token_bound import (
 )
 from price_keeper.domain import CostCeiling
 from price_keeper.errors import InvalidRequest
-from price_keeper.operations import Operation
+from price_keeper.operations import BodyForm, Charge, Operation, find_operations
 from price_keeper.upstream import json_splice
 from price_keeper.usage.guardrail_usage import CHARACTERS_PER_UNIT, estimate_request_units
 from price_keeper.usage.model_families import LATENCY_HEADER, MAX_TOKENS, TIER_HEADER, normalize_name, normalize_tier
@@ -44,10 +44,9 @@ LABEL_LIMIT_SETTING = "max_output_tokens"
 _THINKING = ("thinking", "reasoning_config")  # the members that limit Claude's thinking within an answer
 _THINKING_BUDGET = "budget_tokens"
 
-_FREE_OPERATIONS = frozenset({Operation.COUNT_TOKENS, Operation.ASYNC_INVOKE})
-_CONVERSE_OPERATIONS = frozenset({Operation.CONVERSE, Operation.CONVERSE_STREAM})
-_COUNTABLE_OPERATIONS = _CONVERSE_OPERATIONS | {Operation.INVOKE, Operation.INVOKE_STREAM}
-_TOKEN_OPERATIONS = _COUNTABLE_OPERATIONS | {Operation.CHAT_COMPLETIONS}
+_FREE_OPERATIONS = find_operations(charge=Charge.NOTHING)
+_COUNTABLE_OPERATIONS = find_operations(BodyForm.CONVERSE) | find_operations(BodyForm.INVOKE)
+_TOKEN_OPERATIONS = find_operations(charge=Charge.TOKENS)
 
 
 class CallPrices(NamedTuple):

@@ -20,7 +20,7 @@ from price_keeper.budgets.hard.token_bound import (
     read_json,
     read_text,
 )
-from price_keeper.operations import Operation
+from price_keeper.operations import BodyForm, Operation
 
 MemberPath = tuple[str, ...]
 Json = Mapping[str, Any]
@@ -213,14 +213,15 @@ def _build_converse_form(inner_form: RequestForm) -> RequestForm:
 
 
 _CONVERSE_FORMS = {format: _build_converse_form(inner) for format, inner in _CONVERSE_INNER_FORMS.items()}
-_CONVERSE_OPERATIONS = frozenset({Operation.CONVERSE, Operation.CONVERSE_STREAM})
 
 
 def find_form(operation: Operation, format: str, model: str, document: Json) -> RequestForm:
     """The form of a request. Raises InvalidRequest for a model format or prompt whose cost is unknown."""
     converse_members.reject_stored_prompt(model)
-    if operation is Operation.CHAT_COMPLETIONS:
+    if operation.traits.form is BodyForm.CHAT:
         return CHAT_COMPLETIONS_FORM
     if format not in _INVOKE_FORMS:
         raise build_unbounded_error(f"a model of format {format!r}")
-    return _CONVERSE_FORMS[format] if operation in _CONVERSE_OPERATIONS else _INVOKE_FORMS[format](model, document)
+    if operation.traits.form is BodyForm.CONVERSE:
+        return _CONVERSE_FORMS[format]
+    return _INVOKE_FORMS[format](model, document)
