@@ -20,6 +20,7 @@ _ROUTES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("GET", ("async-invoke",), "ListAsyncInvokes"),
     ("GET", ("async-invoke", _ANY), "GetAsyncInvoke"),
     ("POST", ("openai", "v1", "chat", "completions"), "ChatCompletions"),
+    ("POST", ("openai", "v1", "responses"), "Responses"),
 )
 
 _MODEL_OPERATIONS = frozenset(operation for _, pattern, operation in _ROUTES if pattern[0] == "model")

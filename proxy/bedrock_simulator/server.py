@@ -33,7 +33,7 @@ SHUTDOWN_SECONDS = 5.0
 
 _CONTROL_PREFIX = "/_simulator/"
 
-_MODEL_IN_BODY = {"ChatCompletions": "model", "StartAsyncInvoke": "modelId"}
+_MODEL_IN_BODY = {"ChatCompletions": "model", "Responses": "model", "StartAsyncInvoke": "modelId"}
 
 
 class SimulatedBedrock:
@@ -153,7 +153,7 @@ class SimulatedBedrock:
 
 def _build_error_response(error: AwsError, entry: Entry) -> SimulatedResponse:
     headers, body = error.render()
-    if entry.operation == "ChatCompletions" and headers["Content-Type"] == JSON:
+    if entry.operation in ("ChatCompletions", "Responses") and headers["Content-Type"] == JSON:
         body = orjson.dumps(chat_completions.build_error_document(error))
     return SimulatedResponse(body, headers=headers, status=error.status)
 

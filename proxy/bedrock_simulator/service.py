@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from bedrock_simulator import chat_completions, converse, guardrails, invoke
+from bedrock_simulator import chat_completions, converse, guardrails, invoke, responses
 from bedrock_simulator.async_jobs import AsyncJobs
 from bedrock_simulator.aws_errors import malformed_request
 from bedrock_simulator.clock import Clock
@@ -28,6 +28,7 @@ class Service:
             "InvokeModel": partial(invoke.invoke, runner),
             "InvokeModelWithResponseStream": partial(invoke.invoke_stream, runner),
             "ListAsyncInvokes": jobs.list_jobs,
+            "Responses": partial(responses.respond, runner),
             "StartAsyncInvoke": jobs.start_job,
         }
 
