@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from price_keeper.anthropic_messages import COUNT_TOKENS, MessagesResponder, is_messages_path, to_invocation
 from price_keeper.auth.authenticate import Authenticator
 from price_keeper.auth.container_credentials import CredentialIssuer
 from price_keeper.budgets.label_selector import (
@@ -24,7 +25,7 @@ from price_keeper.budgets.label_selector import (
     run_in_thread_if_large,
 )
 from price_keeper.domain import Caller
-from price_keeper.errors import Refusal, UnknownOperation
+from price_keeper.errors import NotFound, Refusal, UnknownOperation
 from price_keeper.exchange import Request, Responder, create_request_id_source
 from price_keeper.ledger.ledger_entries import CompletionListener
 from price_keeper.local_responses import send_error, send_json
@@ -39,9 +40,18 @@ from price_keeper.upstream.retry_joiner import RetryJoiner, SharedResponse
 from price_keeper.usage import guardrail_usage
 from price_keeper.usage.meter_factory import FREE_METER, CallMeter
 from price_keeper.usage.stream_usage import is_usage_only_event
+from price_keeper.vendor_apis import (
+    VENDOR_PREFIXES,
+    ApiForm,
+    build_model,
+    build_model_list,
+    find_form,
+    find_listed_model,
+    replace_alias,
+)
 
 # Local endpoints, used as metric labels.
-_CREDENTIALS_ENDPOINT, _PROFILES_ENDPOINT = "credentials", "inference_profiles"
+_CREDENTIALS_ENDPOINT, _PROFILES_ENDPOINT, _MODELS_ENDPOINT = "credentials", "inference_profiles", "models"
 
 _MODEL_PATH_PREFIX: Final = b"/model/"  # other paths name their model, if at all, in the body
 MAX_ROUTES: Final = 1000
@@ -114,14 +124,28 @@ class RequestHandler:
                     counted_as = _PROFILES_ENDPOINT
                     return await self._list_inference_profiles(request, responder, response_headers)
 
+                if request.target.startswith(VENDOR_PREFIXES):
+                    form = find_form(request)
+                    request.target = replace_alias(form, request.target)
+                    path = request.target.partition(b"?")[0]
+                    if request.method == b"GET" and (model := find_listed_model(path)) is not None:
+                        counted_as = _MODELS_ENDPOINT
+                        return await self._list_models(request, responder, response_headers, form, model)
+                    if is_messages_path(path):
+                        await self._authenticate(request)  # before any byte of the body is parsed
+                        request.reserve_copies(2)
+                        request.target, request.body = await run_in_thread_if_large(
+                            request.body, to_invocation, request
+                        )
+                        responder = error_responder = MessagesResponder(responder, is_count=path == COUNT_TOKENS)
+
                 # 1 and 2: the caller, before any byte of the body is parsed; then what the call asks for.
                 route = self._routes.get(request.target) if request.method == b"POST" else None
                 if route is not None:
                     counted_as = route.call.operation.name
                 caller = self._authenticator.cached(request)
                 if caller is None:
-                    await switch_to_task()
-                    caller = await self._authenticator.load(request)
+                    caller = await self._authenticate(request)
 
                 if route is None:
                     parsed_call = await run_in_thread_if_large(request.body, parse_call, request)
@@ -239,7 +263,7 @@ class RequestHandler:
                 for listener in pending:
                     listener.on_never_sent()
         except Exception as failure:
-            self._respond_with_error(error_responder, response_headers, failure, counted_as)
+            self._respond_with_error(request, error_responder, response_headers, failure, counted_as)
         finally:
             if shared is not None:
                 shared.abort()  # without a complete response by now, no retry may wait for one
@@ -263,12 +287,24 @@ class RequestHandler:
             self._routes[request.target] = route
         return route
 
+    async def _authenticate(self, request: Request) -> Caller:
+        caller = self._authenticator.cached(request)
+        if caller is None:
+            await switch_to_task()
+            caller = await self._authenticator.load(request)
+        return caller
+
     def _respond_with_error(
-        self, responder: Responder, response_headers: ResponseHeaders, failure: Exception, operation: str
+        self,
+        request: Request,
+        responder: Responder,
+        response_headers: ResponseHeaders,
+        failure: Exception,
+        operation: str,
     ) -> None:
         """An unexpected exception becomes an internal error, with details in the log."""
         label = next((value.decode() for name, value in response_headers if name == LABEL_HEADER), "")
-        refusal = send_error(responder, response_headers, failure)
+        refusal = send_error(responder, response_headers, failure, find_form(request))
         self.request_stats.count_refusal(refusal, self.request_stats.get_stats(operation, label))
 
     async def _issue_credentials(
@@ -284,13 +320,24 @@ class RequestHandler:
         self, request: Request, responder: Responder, response_headers: ResponseHeaders
     ) -> None:
         """Claude Code lists inference profiles when it starts; an empty list is enough for it to continue."""
-        if self._authenticator.cached(request) is None:
-            await switch_to_task()
-            await self._authenticator.load(request)
+        await self._authenticate(request)
         if request.method != b"GET":
             raise UnknownOperation("inference profiles are listed with GET")
         send_json(responder, {"inferenceProfileSummaries": []}, tuple(response_headers))
         self.request_stats.get_stats(_PROFILES_ENDPOINT, "").count_local_response(200)
+
+    async def _list_models(
+        self, request: Request, responder: Responder, response_headers: ResponseHeaders, form: ApiForm, model: str
+    ) -> None:
+        """The labels that this caller may use, or one of them, as models of the vendor's API."""
+        caller = await self._authenticate(request)
+        await switch_to_task()
+        names = await self._label_selector.list_labels(caller)
+        if model and model not in names:
+            raise NotFound(f"there is no label {model[:200]!r}; there are {', '.join(names)}")
+        document = build_model(form, model) if model else build_model_list(form, names)
+        send_json(responder, document, tuple(response_headers))
+        self.request_stats.get_stats(_MODELS_ENDPOINT, "").count_local_response(200)
 
 
 def _build_body_source(parsed_call: ParsedCall, body: bytes, adds_usage_option: bool) -> Callable[[str], bytes]:

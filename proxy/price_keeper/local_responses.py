@@ -1,6 +1,6 @@
-"""Responses that the product writes itself: JSON documents, and errors in the form of AWS's own.
+"""Responses that the product writes itself: JSON documents, and errors in the form of the API that was called.
 
-An SDK raises for them what it would raise for an error of Bedrock. A response that has begun is aborted instead:
+An SDK raises for them what it would raise for an error of its vendor. A response that has begun is aborted instead:
 there is never a second one. The text of unexpected exceptions goes nowhere; the log has their type and traceback.
 """
 
@@ -15,6 +15,7 @@ import orjson
 from price_keeper.errors import Busy, InternalError, Refusal
 from price_keeper.exchange import Header, Responder
 from price_keeper.telemetry.logs import build_request_extra
+from price_keeper.vendor_apis import ApiForm, build_error_document
 
 _JSON = (b"content-type", b"application/json")
 _INTERNAL_ERROR_MESSAGE = "an internal error; the sidecar's log has its cause"
@@ -23,18 +24,22 @@ _log = logging.getLogger("price_keeper.answers")
 _DO_NOT_RETRY = (b"x-should-retry", b"false")  # obeyed by the clients of Anthropic and OpenAI
 
 
-def send_refusal(responder: Responder, refusal: Refusal, extra_headers: tuple[Header, ...] = ()) -> None:
+def send_refusal(
+    responder: Responder, refusal: Refusal, extra_headers: tuple[Header, ...] = (), form: ApiForm = ApiForm.AWS
+) -> None:
     """Responds with the error, or aborts a response that has begun, because a request gets one response only."""
     if responder.has_started:
         responder.abort()
         return
-    body = orjson.dumps({"message": refusal.message})
+    body = orjson.dumps(build_error_document(form, refusal.status, refusal.error_type, refusal.message))
     responder.start(refusal.status, (*_build_error_headers(refusal), *extra_headers), len(body))
     responder.write(body)
     responder.finish()
 
 
-def send_error(responder: Responder, response_headers: Sequence[Header], failure: Exception) -> Refusal:
+def send_error(
+    responder: Responder, response_headers: Sequence[Header], failure: Exception, form: ApiForm = ApiForm.AWS
+) -> Refusal:
     """Respond to a request whose handler raised `failure`, and return the refusal that was sent. An exception that is
     no Refusal is logged, and the response says only that there was an internal error, or no memory. The first of
     `response_headers` must be the request's id."""
@@ -44,7 +49,7 @@ def send_error(responder: Responder, response_headers: Sequence[Header], failure
             "request %s failed: %s", request_id, type(failure).__name__, extra=build_request_extra(request_id, failure)
         )
         failure = OUT_OF_MEMORY if isinstance(failure, MemoryError) else InternalError(_INTERNAL_ERROR_MESSAGE)
-    send_refusal(responder, failure, tuple(response_headers))
+    send_refusal(responder, failure, tuple(response_headers), form)
     return failure
 
 

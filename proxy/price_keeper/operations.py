@@ -37,6 +37,7 @@ class BodyForm(Enum):
     CONVERSE = "Converse, of any model"
     INVOKE = "the model family's own"
     CHAT = "OpenAI's chat completions"
+    RESPONSES = "OpenAI's responses"
     GUARDRAIL = "a guardrail's"
     JOB = "an asynchronous job's"
     COUNT = "a count of tokens"
@@ -105,6 +106,11 @@ class Operation(Enum):
     CHAT_COMPLETIONS = (
         "/openai/v1/chat/completions",
         OperationTraits(BodyForm.CHAT, Charge.TOKENS, _JSON + _STREAM, "model"),
+    )
+    RESPONSES = "/openai/v1/responses", OperationTraits(BodyForm.RESPONSES, Charge.TOKENS, _JSON + _STREAM, "model")
+    EMBEDDINGS = (
+        "/openai/v1/embeddings",
+        OperationTraits(BodyForm.RESPONSES, Charge.TOKENS, (), "model", is_served=False),
     )
 
 

@@ -52,6 +52,20 @@ _PRINTABLE: Final = bytes(range(0x20, 0x7F))
 
 Headers: TypeAlias = "list[tuple[str, str]]"
 
+_BACKGROUND: Final = "background"  # a member of the body of a response
+_NO_BACKGROUND: Final = (b"", b"false", b"null")
+# Paths of other services of Bedrock that clients may try here: a part of the path, and what to do instead.
+_INSTEAD: Final = {
+    "/agents/": "call agents at bedrock-agent-runtime itself; the models they call are not metered here",
+    "/flows/": "call flows at bedrock-agent-runtime itself; the models they call are not metered here",
+    "/knowledgebases/": "call knowledge bases at bedrock-agent-runtime itself",
+    "/retrieveAndGenerate": "retrieve at bedrock-agent-runtime, and generate here, with converse",
+    "/rerank": "call a reranking model with InvokeModel",
+    "/model-invocation-job": "batch jobs are made at the bedrock endpoint itself; use async-invoke for single jobs",
+    "/batches": "Bedrock has no batches in this form; use async-invoke for single jobs",
+    "/responses/": "responses are not kept here; send the earlier items again",
+}
+
 _BIDIRECTIONAL: Final = Operation.INVOKE_BIDIRECTIONAL.value.rpartition("}")[2].encode()
 
 
@@ -91,7 +105,12 @@ def parse_call(request: Request) -> ParsedCall:
     except ValueError as failure:
         raise InvalidRequest(str(failure)) from None
     if target is None or request.method not in target.operation.traits.methods:
-        raise UnknownOperation("this port serves the operations of bedrock-runtime and OpenAI's chat completions")
+        raise build_unknown_operation(path)
+    if target.operation is Operation.EMBEDDINGS:
+        raise InvalidRequest(
+            "Bedrock has no embeddings in OpenAI's form; call InvokeModel of an embedding model, such as "
+            "POST /model/amazon.titan-embed-text-v2:0/invoke"
+        )
     if query:
         raise InvalidRequest("no operation takes a query string here; credentials belong in headers")
     operation = target.operation
@@ -107,13 +126,30 @@ def parse_call(request: Request) -> ParsedCall:
     return _parse_model_in_body(target, request.body)
 
 
+def build_unknown_operation(path: str) -> UnknownOperation:
+    """The refusal of a path that is not served, with what to do instead."""
+    instead = next((instead for part, instead in _INSTEAD.items() if part in path), "")
+    return UnknownOperation(
+        "this port serves the operations of bedrock-runtime and the APIs of OpenAI and Anthropic that Bedrock has"
+        + (f"; {instead}" if instead else "")
+    )
+
+
 def _parse_model_in_body(target: OperationPath, body: bytes) -> ParsedCall:
     key = target.operation.traits.model_key
     try:
-        span = json_splice.find_members(body, (key,)).spans.get(key)
+        names = (key, _BACKGROUND) if target.operation is Operation.RESPONSES else (key,)
+        spans = json_splice.find_members(body, names).spans
+        span = spans.get(key)
+        start, end = spans.get(_BACKGROUND, (0, 0))
+        if body[start:end] not in _NO_BACKGROUND:
+            raise InvalidRequest(
+                "bedrock-runtime has no responses in the background, whose cost would be known to nobody; leave "
+                "'background' out, and stream a long response"
+            )
     except json_splice.InvalidJsonObject as failure:
         raise InvalidRequest(f"the body {failure}") from None
-    model = _read_model_name(body, span)
+    model = read_model_name(body, span)
     if not model:
         raise InvalidRequest(f"the body's {key!r} names the model: a label or a model's id")
     try:
@@ -130,7 +166,7 @@ def locate_model(parsed_call: ParsedCall, body: bytes) -> ParsedCall:
     return parsed_call._replace(model_span=json_splice.find_members(body, (key,)).spans[key])
 
 
-def _read_model_name(body: bytes, span: tuple[int, int] | None) -> str:
+def read_model_name(body: bytes, span: tuple[int, int] | None) -> str:
     """The model's name in the body; empty if there is none, or no valid one."""
     if span is None or span[1] - span[0] > _MAX_MODEL_NAME_BYTES:
         return ""

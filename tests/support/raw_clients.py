@@ -197,7 +197,7 @@ def read_error_message(response: WireResponse, status: int, kind: str) -> str:
     assert (response.status, response[b"x-amzn-errortype"].decode()) == (status, kind)
     assert response[b"content-type"] == b"application/json"
     document: dict[str, Any] = json.loads(response.body)
-    assert set(document) == {"message"}
+    assert set(document) in ({"message"}, {"message", "error"})  # the second in the form of OpenAI
     return str(document["message"])
 
 

@@ -23,6 +23,8 @@ LAYERS: list[set[str]] = [
         "price_keeper.operations",
         "price_keeper.leaky_buckets",
         "price_keeper.bounded_dict",
+        "price_keeper.responder_wrapper",
+        "price_keeper.vendor_apis",
     },
     # The configuration.
     {"price_keeper.config.config_problems"},
@@ -55,6 +57,7 @@ LAYERS: list[set[str]] = [
     {"price_keeper.upstream"},
     {"price_keeper.usage"},
     {"price_keeper.parse_call"},
+    {"price_keeper.anthropic_messages"},
     {"price_keeper.budgets.hard"},
     {"price_keeper.budgets"},
     {"price_keeper.reports"},

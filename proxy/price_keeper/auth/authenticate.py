@@ -1,8 +1,9 @@
 """Authenticate a request: from its headers to its caller. START HERE.
 
 `cached` answers from memory and never waits; `load` asks the store whether the token was revoked. Both raise
-AccessDenied or TokenExpired. A token comes as the session token beside an AWS signature, or as a bearer token. A
-sidecar with a configured identity (`auth.identity`) takes no tokens: every local caller is that identity.
+AccessDenied or TokenExpired. A token comes as the session token beside an AWS signature, as a bearer token, or as an
+API key of Anthropic's clients. A sidecar with a configured identity (`auth.identity`) takes no tokens: every local
+caller is that identity.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from price_keeper.exchange import Request
 
 SESSION_TOKEN: Final = b"x-amz-security-token"
 AUTHORIZATION: Final = b"authorization"
-_CREDENTIAL_HEADERS: Final = frozenset({SESSION_TOKEN, AUTHORIZATION})
+API_KEY: Final = b"x-api-key"  # of Anthropic's clients
+_CREDENTIAL_HEADERS: Final = frozenset({SESSION_TOKEN, AUTHORIZATION, API_KEY})
 _BEARER: Final = b"bearer "
 # The prefixes of AWS's own Bedrock keys, long-term and short-term. No Price Keeper token begins like that.
 _BEDROCK_KEY_PREFIXES: Final = (b"ABSK", b"bedrock-api-key-")
@@ -74,7 +76,7 @@ class TokenAuthenticator:
         if session is None and bearer is None:
             raise AccessDenied("a token is needed: as AWS session token, as bearer, or by container credentials")
         if session is None and bearer is not None:
-            return self._cache_bearer(request.headers[AUTHORIZATION], bearer), None
+            return self._cache_bearer(request.headers.get(AUTHORIZATION), bearer), None
         if session is None or bearer is None:
             return self._verify(session or b""), None
         first, second = self._verify(session), self._verify(bearer)
@@ -82,9 +84,10 @@ class TokenAuthenticator:
             raise AccessDenied("the two tokens of this request name different callers")
         return first, second
 
-    def _cache_bearer(self, header: bytes, bearer: bytes) -> Claims:
+    def _cache_bearer(self, header: bytes | None, bearer: bytes) -> Claims:
         claims = self._verify(bearer)
-        self._tokens_by_header[header] = bearer.decode("latin-1")
+        if header is not None:
+            self._tokens_by_header[header] = bearer.decode("latin-1")
         return claims
 
     def _verify(self, token: bytes) -> Claims:
@@ -100,10 +103,11 @@ class TokenAuthenticator:
 
 
 def _parse_bearer(request: Request) -> bytes | None:
+    """The token of a bearer header, or else that of a key as Anthropic's clients send it."""
     value = request.headers.get(AUTHORIZATION)
-    if value is None or value[: len(_BEARER)].lower() != _BEARER:
-        return None
-    return value[len(_BEARER) :].strip()
+    if value is None:
+        return request.headers.get(API_KEY)
+    return value[len(_BEARER) :].strip() if value[: len(_BEARER)].lower() == _BEARER else None
 
 
 class FixedIdentityAuthenticator:

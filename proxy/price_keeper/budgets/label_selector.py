@@ -171,6 +171,10 @@ class LabelSelector:
         stats = self._request_stats.get_stats(call.operation.name, pricing.counted_label)
         return Destination(resolved, pricing, self._find_targets(resolved, call), _build_label_headers(resolved), stats)
 
+    async def list_labels(self, caller: Caller) -> list[str]:
+        """The configured labels and the app's own, by name."""
+        return self._labels.list_names(await self._budgets.app_labels.get(caller))
+
     async def resolve(self, caller: Caller, call: ParsedCall) -> ResolvedLabel:
         """The label that the caller's model name stands for, by the configuration in force when this returns. Raises
         InvalidRequest and Busy."""
@@ -371,6 +375,9 @@ class LabelResolver:
             raise Busy(message, retry_after=UNREAD_RETRY_SECONDS)
         allowed = f"{', '.join((*self._labels, *app_labels.by_name))}, and the models they stand for"
         raise InvalidRequest(f"there is no label for {requested[:200]!r}; there are {allowed}")
+
+    def list_names(self, app_labels: AppLabels) -> list[str]:
+        return [*self._labels, *(name for name in app_labels.by_name if name not in self._labels)]
 
     def substitute(self, resolved: ResolvedLabel, label: str, app_labels: AppLabels = NO_APP_LABELS) -> ResolvedLabel:
         if label in self._labels:

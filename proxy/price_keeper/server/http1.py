@@ -163,10 +163,11 @@ class Http1Connection(asyncio.Protocol):
     def stop_reading(self, refusal: Refusal) -> None:
         """Stops parsing: serves the requests parsed so far, then responds with `refusal`, then closes."""
         self._is_input_ignored = self._is_input_cut_short = True
+        begun_head = self._request_parser.read_begun_head()
         self._request_parser.discard_request()
         self._set_unread(b"")
         if self._can_serve():
-            self._refuse(refusal)
+            self._refuse(refusal, begun_head)
         else:
             self._enqueue(refusal)
 
@@ -231,7 +232,7 @@ class Http1Connection(asyncio.Protocol):
     def _serve(self, request: Request, keeps_alive: bool, takes_chunks: bool, weight: int) -> None:
         if self._is_surplus:
             self._listener.release_memory(weight)
-            self._refuse(self._listener.too_many_connections)
+            self._refuse(self._listener.too_many_connections, request)
             return
         request.peer = self._peer
         responder_type = HeadResponder if request.method == b"HEAD" else Http1Responder
@@ -240,9 +241,9 @@ class Http1Connection(asyncio.Protocol):
         )
         self._listener.start_request(request, self._responder, weight)
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, refusal: Refusal, request: Request | None = None) -> None:
         self._responder = Http1Responder(self, self._transport, False, False)
-        self._listener.refuse(self._responder, refusal)
+        self._listener.refuse(self._responder, refusal, request)
 
     def _discard_entry(self, entry: _PipelineEntry) -> None:
         if not isinstance(entry, Refusal):

@@ -69,6 +69,12 @@ class Http1RequestParser:
         """Whether a part of a request has been received; blank lines before it do not count."""
         return bool(self.is_in_body or self._target or self._headers)
 
+    def read_begun_head(self) -> Request | None:
+        """As much of the head as has been received, so that a refusal gets the form of the API that is called."""
+        if not self._target:
+            return None
+        return Request(b"", self._target, self._headers, frozenset(self._repeated))
+
     def max_feed_bytes(self, slice_bytes: int) -> int:
         """The most bytes that may be fed at once; 0 when the head exceeds its limit."""
         if self.head_bytes:

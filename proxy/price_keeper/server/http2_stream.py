@@ -140,7 +140,7 @@ class Http2Stream:
     def refuse(self, refusal: Refusal) -> None:
         """Responds before the request is complete; the rest of the request is discarded."""
         self._abandon_request()
-        self._connection.listener.refuse(self, refusal)
+        self._connection.listener.refuse(self, refusal, self._request)
 
     def _refuse_after_discarding(self, length: int, refusal: Refusal) -> None:
         """Reads and discards the body until the client has so little left to send that it will read the response."""

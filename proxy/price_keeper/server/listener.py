@@ -22,6 +22,7 @@ from price_keeper.server.server_limits import DEFAULT_LIMITS, ServerLimits
 from price_keeper.server.sockets import bind_sockets, find_remote_network
 from price_keeper.server.write_batcher import BATCHING_THRESHOLD, WriteBatcher
 from price_keeper.tasks import Tasks
+from price_keeper.vendor_apis import ApiForm, find_form
 
 TIMEOUT_CHECK_SECONDS = 1.0  # between checks of timeouts, which are tens of seconds long
 ABORT_SECONDS: Final = 1.0  # for aborted connections to close
@@ -207,7 +208,7 @@ class Listener:
         reserved for the request; it is released when the request ends."""
         if self.active_requests >= self.limits.requests:
             self.reserved_bytes -= weight
-            self.refuse(responder, self._too_many_requests)
+            self.refuse(responder, self._too_many_requests, request)
             return
         before = self.active_requests
         self.active_requests = before + 1
@@ -223,18 +224,20 @@ class Listener:
                 asyncio.get_running_loop().call_soon(self._on_turn_end)
             self._immediate_answers += 1
 
-    def refuse(self, responder: Responder, refusal: Refusal) -> None:
-        """Responds with an error of the proxy itself, and counts it."""
+    def refuse(self, responder: Responder, refusal: Refusal, request: Request | None = None) -> None:
+        """Responds with an error of the proxy itself, and counts it. `request` is as much as is known of it."""
         self._on_refusal(refusal)
-        send_refusal(responder, refusal, ((REQUEST_ID, self._new_request_id()),))
+        form = ApiForm.AWS if request is None else find_form(request)
+        send_refusal(responder, refusal, ((REQUEST_ID, self._new_request_id()),), form)
 
     async def _handle(self, request: Request, responder: Responder) -> None:
         try:
             await self._handler(request, responder)
         except Refusal as refusal:
-            self.refuse(responder, refusal)
+            self.refuse(responder, refusal, request)
         except Exception as failure:
-            self._on_refusal(send_error(responder, ((REQUEST_ID, self._new_request_id()),), failure))
+            headers = ((REQUEST_ID, self._new_request_id()),)
+            self._on_refusal(send_error(responder, headers, failure, find_form(request)))
         finally:
             self._finish_request(request)
 

@@ -31,7 +31,7 @@ ADDED_LATENCY_BOUNDS: Final[BucketBounds] = (
 MAX_PENDING_CALLS: Final = 256  # putting so many into buckets blocks the event loop for a tenth of a millisecond
 
 OTHER_LABEL: Final = "other"  # an app label, or a model id without a label
-STREAMED_OPERATIONS: Final = ("converse_stream", "invoke_stream", "chat_completions")
+STREAMED_OPERATIONS: Final = ("converse_stream", "invoke_stream", "chat_completions", "responses")
 NONE: Final = "none"  # an operation or label that is unknown or does not apply
 # "cut": the response was aborted after its head was sent.
 STATUSES: Final[tuple[str, ...]] = ("cut", "1xx", "2xx", "3xx", "4xx", "5xx")

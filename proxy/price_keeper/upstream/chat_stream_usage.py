@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from price_keeper.errors import InvalidRequest
-from price_keeper.exchange import FlowControl, Header, Responder
+from price_keeper.exchange import Header, Responder
+from price_keeper.responder_wrapper import ResponderWrapper
 from price_keeper.upstream import json_splice
 
 _STREAM, _OPTIONS, _INCLUDE = "stream", "stream_options", "include_usage"
@@ -67,25 +68,14 @@ def _find_option(options: bytes) -> json_splice.Members | None:
         raise InvalidRequest(f"the body's {_OPTIONS!r} {failure}") from None
 
 
-class UsageEventFilter:
+class UsageEventFilter(ResponderWrapper):
     """A responder that leaves out events which, according to `is_usage_only`, hold nothing but the usage."""
 
     def __init__(self, responder: Responder, is_usage_only: Callable[[bytes], bool]) -> None:
-        self._responder = responder
+        super().__init__(responder)
         self._is_usage_only = is_usage_only
         self._is_filtering = False
         self._buffer = bytearray()
-
-    @property
-    def has_started(self) -> bool:
-        return self._responder.has_started
-
-    @property
-    def is_disconnected(self) -> bool:
-        return self._responder.is_disconnected
-
-    def attach(self, flow: FlowControl) -> None:
-        self._responder.attach(flow)
 
     def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
         kind = dict(headers).get(b"content-type", b"").lower()
@@ -116,16 +106,10 @@ class UsageEventFilter:
         self._responder.write(bytes(self._buffer))
         self._buffer.clear()
 
-    def flush(self) -> None:
-        self._responder.flush()
-
     def finish(self) -> None:
         if self._buffer and not self._is_usage_only(bytes(self._buffer)):
             self._forward_buffer()
         self._responder.finish()
-
-    def abort(self) -> None:
-        self._responder.abort()
 
 
 def _find_last_event_end(data: bytearray, start: int) -> int:

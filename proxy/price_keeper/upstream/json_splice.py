@@ -159,6 +159,17 @@ def replace_span(data: bytes, span: tuple[int, int], value: bytes) -> bytes:
     return b"".join((whole[: span[0]], value, whole[span[1] :]))
 
 
+def remove_member(data: bytes, span: tuple[int, int]) -> bytes:
+    """Remove the member whose value has this span, its name and one comma included."""
+    start = data.rindex(b'"', 0, data.rindex(b'"', 0, span[0]))  # no name that is looked for contains a quote
+    after = _AFTER_VALUE.match(data, span[1])
+    assert after is not None, "the data was validated by find_members"
+    if after.lastindex is None:
+        return replace_span(data, (start, after.end()), b"")
+    before = data[:start].rstrip()
+    return before.removesuffix(b",") + data[span[1] :]
+
+
 def add_member(data: bytes, members: Members, name: str, value: bytes) -> bytes:
     comma = b"" if members.is_empty else b","
     return replace_span(data, (members.end, members.end), b"%b%b:%b" % (comma, json.dumps(name).encode(), value))

@@ -107,6 +107,16 @@ def read_chat(
     return build_usage(counts, read_tier(document, headers), read_latency(headers))
 
 
+def read_responses(
+    document: Json, headers: Mapping[bytes, bytes] = NO_HEADERS, *, needs_output: bool = True
+) -> Usage | None:
+    """Read one of OpenAI's responses. Cached tokens are part of its input."""
+    counts = try_read(_read_openai_response, _object_member(document, "usage"))
+    if counts.input is None or (counts.output is None and needs_output):
+        return None
+    return build_usage(counts, read_tier(document, headers), read_latency(headers))
+
+
 def is_embedding(document: Any) -> bool:
     """Whether the members are those of an embedding, which has no output tokens to count."""
     return isinstance(document, dict) and any(document.get(name) is not None for name in EMBEDDING_MEMBERS)
@@ -293,6 +303,15 @@ def _read_openai(usage: Json) -> ReportedCounts:
     if prompt is not None and cached <= prompt:  # a larger number cannot be a part of the prompt
         prompt -= cached
     counts = ReportedCounts(prompt, _count_member(usage, "completion_tokens"), read, written)
+    return _check_total(counts, _count_member(usage, "total_tokens"))
+
+
+def _read_openai_response(usage: Json) -> ReportedCounts:
+    input = _count_member(usage, "input_tokens")
+    cached = _count_member(_object_member(usage, "input_tokens_details"), "cached_tokens")
+    if input is not None and cached is not None and cached <= input:  # a larger number cannot be a part of the input
+        input -= cached
+    counts = ReportedCounts(input, _count_member(usage, "output_tokens"), cached, None)
     return _check_total(counts, _count_member(usage, "total_tokens"))
 
 

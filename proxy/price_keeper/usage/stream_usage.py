@@ -1,5 +1,5 @@
-"""Reads the usage of streamed responses: InvokeModelWithResponseStream, ConverseStream, and chat completions over
-server-sent events. Pure.
+"""Reads the usage of streamed responses: InvokeModelWithResponseStream, ConverseStream, and OpenAI's chat completions
+and responses over server-sent events. Pure.
 
 While a stream runs, each frame costs as little work as possible; parsing waits until the end. Then `usage()` is what
 the stream itself stated, or None if it was cut before. In that case a soft budget is charged the input of
@@ -353,6 +353,39 @@ class ChatStream:
             self._is_complete = True
 
 
+_FINAL_TYPES: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
+_KEPT_OF_LARGE_EVENT: Final = 64 * 1024  # its end has the usage
+
+
+class ResponsesStream(ChatStream):
+    """The server-sent events of OpenAI's responses. The last one repeats the whole response, with its usage."""
+
+    __slots__ = ()
+
+    def __init__(self, headers: Mapping[bytes, bytes] = NO_HEADERS) -> None:
+        super().__init__(headers)
+        self._splitter = _EventSplitter(_KEPT_OF_LARGE_EVENT)
+
+    def feed(self, data: bytes) -> None:
+        super().feed(data)
+        end = self._splitter.take_end_of_large_event()
+        if end:
+            usage = find_last_object(end, "usage", "input_tokens")
+            self._read_response({"usage": usage} if usage else None)
+
+    def _read_event(self, event: bytes) -> None:
+        if len(event) <= MAX_EVENT_BYTES and _USAGE.search(event):
+            document = parse_json(_join_event_data(event))
+            if isinstance(document, dict) and document.get("type") in _FINAL_TYPES:
+                self._read_response(document.get("response"))
+
+    def _read_response(self, response: Any) -> None:
+        if isinstance(response, dict):
+            self._usage = model_families.read_responses(response, self._headers) or self._usage
+            self._partial_usage = model_families.read_responses(response, self._headers, needs_output=False)
+            self._is_complete = self._usage is not None
+
+
 def is_usage_only_event(event: bytes) -> bool:
     """Whether an event holds only the usage, so that a caller that did not ask for it misses nothing."""
     if not _USAGE.search(event):
@@ -393,12 +426,16 @@ def _join_event_data(event: bytes) -> bytes:
 
 
 class _EventSplitter:
-    """Cuts a stream after complete events. Of an incomplete event it holds only as much as could ever be read."""
+    """Cuts a stream after complete events. Of an incomplete event it holds only as much as could ever be read; of one
+    that is too large, the end."""
 
-    __slots__ = ("_buffer", "_is_skipping")
+    __slots__ = ("_buffer", "_end_of_large_event", "_is_skipping", "_kept_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, kept_bytes: int = 1) -> None:
+        """`kept_bytes` is how much is kept of the end of a large event: at least one of the two bytes that end it."""
         self._buffer = bytearray()
+        self._kept_bytes = kept_bytes
+        self._end_of_large_event = b""
         self._is_skipping = False  # within the rest of an event that is too large
 
     def feed(self, data: bytes) -> bytes:
@@ -415,7 +452,7 @@ class _EventSplitter:
         del self._buffer[:end]
         if self._is_skipping:
             self._is_skipping = False
-            events = events[events.find(_EVENT_END) + len(_EVENT_END) :]
+            self._end_of_large_event, _, events = events.partition(_EVENT_END)
         self._trim_buffer()
         return events
 
@@ -423,11 +460,16 @@ class _EventSplitter:
     def unfinished(self) -> bytes:
         return bytes(self._buffer)
 
+    def take_end_of_large_event(self) -> bytes:
+        """The end of the last event that was too large to be read, once."""
+        end, self._end_of_large_event = self._end_of_large_event, b""
+        return end
+
     def _trim_buffer(self) -> None:
         if len(self._buffer) > MAX_EVENT_BYTES + 1:  # one more for the first of the two bytes that end it
             self._is_skipping = True
         if self._is_skipping:
-            del self._buffer[:-1]  # the last byte may be the first of the two that end the event
+            del self._buffer[: -self._kept_bytes]  # its last byte may be the first of the two that end the event
 
 
 class ConverseStream:

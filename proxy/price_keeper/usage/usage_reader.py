@@ -24,6 +24,7 @@ from price_keeper.usage.stream_usage import (
     ChatStream,
     ConverseStream,
     InvocationStream,
+    ResponsesStream,
     parse_json,
 )
 from price_keeper.usage.token_usage import Usage
@@ -103,7 +104,7 @@ def build_reader(operation: Operation, format: str, content_type: bytes, headers
             return _EventStreamReader(ConverseStream(format, headers), CONVERSE_FRAME_LIMITS)
         return _EventStreamReader(InvocationStream(headers), INVOCATION_FRAME_LIMITS)
     if content_type.startswith(SERVER_SENT_EVENTS):
-        return ChatStream(headers)
+        return ResponsesStream(headers) if operation.traits.form is BodyForm.RESPONSES else ChatStream(headers)
     return _build_body_reader(operation, headers)
 
 
@@ -126,11 +127,16 @@ def _parse_chat(document: Any, headers: Mapping[bytes, bytes], needs_output: boo
     return model_families.read_chat(document, headers, needs_output=needs_output)
 
 
+def _parse_responses(document: Any, headers: Mapping[bytes, bytes], needs_output: bool) -> Usage | None:
+    return model_families.read_responses(document, headers, needs_output=needs_output)
+
+
 # The reader of each form's answers.
 _PARSERS: Mapping[BodyForm, UsageParser] = {
     BodyForm.CONVERSE: _parse_converse,
     BodyForm.INVOKE: _parse_invocation,
     BodyForm.CHAT: _parse_chat,
+    BodyForm.RESPONSES: _parse_responses,
     BodyForm.GUARDRAIL: lambda document, *_: model_families.read_guardrail(document),
     BodyForm.JOB: lambda *_: Usage(),  # a job has one price, whatever it uses
 }

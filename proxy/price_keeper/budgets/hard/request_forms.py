@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from price_keeper.budgets.hard import chat_members, claude_members, converse_members
+from price_keeper.budgets.hard import chat_members, claude_members, converse_members, responses_members
 from price_keeper.budgets.hard.token_bound import (
     MemberReader,
     build_unbounded_error,
@@ -43,6 +43,7 @@ _ADDITIONAL_MEMBER = "additionalModelRequestFields"
 CHAT_COMPLETIONS_FORM = RequestForm(
     (("max_completion_tokens",), ("max_tokens",)), chat_members.MEMBERS, ("n",), chat_members.ADDITIONAL_NAMES
 )
+_RESPONSES_FORM = RequestForm((("max_output_tokens",),), responses_members.MEMBERS)
 
 _CLAUDE_FORM = RequestForm((("max_tokens",),), claude_members.MEMBERS, (), claude_members.ADDITIONAL_NAMES)
 _CLAUDE_TEXT_FORM = RequestForm(
@@ -220,6 +221,8 @@ def find_form(operation: Operation, format: str, model: str, document: Json) -> 
     converse_members.reject_stored_prompt(model)
     if operation.traits.form is BodyForm.CHAT:
         return CHAT_COMPLETIONS_FORM
+    if operation.traits.form is BodyForm.RESPONSES:
+        return _RESPONSES_FORM
     if format not in _INVOKE_FORMS:
         raise build_unbounded_error(f"a model of format {format!r}")
     if operation.traits.form is BodyForm.CONVERSE:
