@@ -1,56 +1,21 @@
 """How often a request to the control API waits for the store.
 
-With 8 ms for each request to the store the schema document allows 120 ms for model selection, 75 for submitted usage
-and 220 for today's aggregates: 15, 9 and 27 requests one after the other, if nothing else took any time. The first
-request of each is for the token, which is new to the process.
+With 8 ms for each request to the store the schema document allows 20 ms for a token check, 120 for model selection,
+75 for submitted usage, 220 for today's aggregates and 100 for the retrieval of a secret: 2, 15, 9, 27 and 12 requests
+one after the other, if nothing else took any time. The first request of each is for the token, new to the process.
+`python -m bench.store_waits` measures the time.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.domain import Scope
-from price_keeper.ledger.aggregator import Aggregator
-from price_keeper.ledger.ledger_entries import Counter, UsageCounts
-from price_keeper.ledger.total_sweep import TotalSweep
-from price_keeper.ledger.usage_submissions import SubmissionRecorder, UsageSubmission
-from price_keeper.stores import schema
-from price_keeper.stores.contract import Put
 
-from tests.support.control_harness import API, ORG, SETTINGS, ControlHarness, TickingClock, open_control_harness
-from tests.support.memory_store import MemoryStore
+from tests.support.busy_org import APPS, LABELS, open_busy_org
+from tests.support.control_harness import API, ORG, ControlHarness
 from tests.support.slow_store import SlowStore
-
-APPS, LABELS = 60, ("premium", "economy", "guardrails")
-DAY = "DAY#20261118"
-
-
-@asynccontextmanager
-async def open_busy_org(
-    tmp_path: Path, shards: int, delay: float = 0.0
-) -> AsyncIterator[tuple[ControlHarness, SlowStore]]:
-    """An org whose apps have each spent of each label, with totals. The process has just started."""
-    memory, clock = MemoryStore(), TickingClock()
-    quotas = {"premium": 10_000_000, "economy": 2_000_000, "guardrails": 1_000_000}
-    org = SETTINGS | {"quotas": quotas, "agg_shard_count": shards, "version": 1}
-    await memory.put(Put(schema.org_config_key(ORG), org))
-    charged = []
-    for number in range(APPS):
-        await memory.put(Put(schema.app_config_key(ORG, f"app-{number}"), {"app_name": f"App {number}"}))
-        scope = Scope(ORG, f"app-{number}")
-        for label in LABELS:
-            counts = UsageCounts(1, input_tokens=10, pico=number * 10**9)
-            submission = UsageSubmission(ORG, scope.app, f"{number}-{label}", "", counts, {})
-            charged.append((submission, [Counter(scope.key, label, DAY, shards)]))
-    assert all(isinstance(each, tuple) for each in await SubmissionRecorder(memory, clock).submit_all(charged))
-    assert await TotalSweep(memory, clock, Aggregator(memory, clock, 60.0)).sweep()
-    store = SlowStore(memory, delay)  # type: ignore[arg-type]
-    async with open_control_harness(store, tmp_path, clock) as api:
-        yield api, store
 
 
 async def measure(
@@ -83,6 +48,15 @@ async def test_aggregates_of_today_wait_and_read_the_same_whatever_the_shards(tm
         assert exact > rounds
 
 
+@pytest.mark.parametrize("path", [f"{API}/apps/app-1/model-selection", f"/status/board?org={ORG}&app=app-1"])
+async def test_first_look_at_a_budget_reads_the_same_whatever_the_shards(tmp_path: Path, path: str) -> None:
+    items = set()
+    for shards in (1, 64):
+        async with open_busy_org(tmp_path / str(shards), shards) as (api, store):
+            items.add((await measure(api, store, "GET", path))[1])
+    assert len(items) == 1
+
+
 async def test_usage_and_model_selection_wait_for_few_requests_to_the_store(tmp_path: Path) -> None:
     usage = {"request_id": "r-1", "label": "premium", "input_tokens": 1, "output_tokens": 1}
     async with open_busy_org(tmp_path, 64, delay=0.05) as (api, store):
@@ -90,7 +64,7 @@ async def test_usage_and_model_selection_wait_for_few_requests_to_the_store(tmp_
         cold, _, _ = await measure(api, store, "GET", f"{path}/model-selection")
         warm, _, _ = await measure(api, store, "GET", f"{path}/model-selection")
         forced, _, _ = await measure(api, store, "GET", f"{path}/model-selection?force_check=true")
-        assert (cold, warm, forced) == (5, 1, 4)
+        assert (cold, warm, forced) == (4, 1, 4)
         first, _, _ = await measure(api, store, "POST", f"{path}/usage", usage)
         second, items, _ = await measure(api, store, "POST", f"{path}/usage", usage | {"request_id": "r-2"})
         assert (first, second, items) == (5, 4, 4)  # settings and total are read; its counters are listed once a day
@@ -98,3 +72,15 @@ async def test_usage_and_model_selection_wait_for_few_requests_to_the_store(tmp_
         assert (await measure(api, store, "POST", f"{path}/usage/batch", batch))[0] == 4
         cold, _, _ = await measure(api, store, "POST", f"{API}/apps/app-2/usage", usage | {"request_id": "r-3"})
         assert cold <= 7
+
+
+async def test_token_check_and_secret_retrieval_wait_for_few_requests_to_the_store(tmp_path: Path) -> None:
+    async with open_busy_org(tmp_path, 64, delay=0.05) as (api, store):
+        store.reset()
+        other = await api.ask("GET", f"{API}/apps/app-2/model-selection", who=(ORG, "app-1"))
+        assert (other.status, store.rounds) == (403, 1)
+        made = await api.ask("PUT", f"{API}/apps/new", {"app_name": "New"})
+        token = {"X-Retrieval-Token": made.body["secret_retrieval_token"]}
+        store.reset()
+        secret = await api.ask("GET", f"{API}/apps/new/credentials/secret", who=None, headers=token)
+        assert (secret.status, store.rounds) == (200, 3)  # the row, the client's item, and the row's use

@@ -52,6 +52,9 @@ class SlowStore:
     async def update(self, *arguments: Any) -> Item:
         return await self._wait(self._store.update(*arguments))
 
+    async def exchange(self, *arguments: Any) -> Item | None:
+        return await self._wait(self._store.exchange(*arguments))
+
     async def put(self, *arguments: Any) -> None:
         await self._wait(self._store.put(*arguments))
 

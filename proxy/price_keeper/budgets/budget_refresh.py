@@ -83,20 +83,20 @@ class BudgetRefresher:
         )
         telemetry.add(metrics.BUDGET_MOVES, lambda: self.active_label_moves)
 
-    def refresh_soon(self, refresh: RefreshState) -> None:
+    def refresh_soon(self, refresh: RefreshState, *, is_report: bool = False) -> None:
         """More was spent than expected: read as soon as MIN_REFRESH_SECONDS allow."""
         refresh.due_at = refresh.spend_due_at = min(refresh.spend_due_at, refresh.spend_read_at + MIN_REFRESH_SECONDS)
         wait = refresh.due_at - self._clock.monotonic()
         if wait <= 0 and refresh not in self._reads:
-            self.refresh(refresh)
+            self.refresh(refresh, is_report=is_report)
         else:  # a later call may never come, and alerts are due all the same
-            self._tasks.spawn(self._refresh_after(wait, refresh))
+            self._tasks.spawn(self._refresh_after(wait, refresh, is_report))
 
-    async def _refresh_after(self, wait: float, refresh: RefreshState) -> None:
+    async def _refresh_after(self, wait: float, refresh: RefreshState, is_report: bool) -> None:
         await self._clock.sleep(wait)
         await self.wait(refresh)  # a read may have begun before spend was due, and read settings only
         if self._clock.monotonic() >= refresh.due_at:
-            self.refresh(refresh)
+            self.refresh(refresh, is_report=is_report)
 
     def end_override_if_over(self, refresh: RefreshState, now: float) -> None:
         """End the override when its time is over. Call it before each use of the budget: no read may come to say so."""
@@ -120,26 +120,26 @@ class BudgetRefresher:
     def is_reading(self, refresh: RefreshState) -> bool:
         return refresh in self._reads
 
-    def refresh(self, refresh: RefreshState) -> None:
-        """Start a read in the background, unless one is in progress."""
+    def refresh(self, refresh: RefreshState, *, is_report: bool = False) -> None:
+        """Start a read in the background, unless one is in progress. `is_report`: somebody looks, but no call waits."""
         if refresh not in self._reads:
             refresh.is_refresh_slow = False
-            self._reads.start(refresh, lambda: self._refresh(refresh))
+            self._reads.start(refresh, lambda: self._refresh(refresh, is_report))
 
-    async def refresh_now(self, refresh: RefreshState) -> None:
+    async def refresh_now(self, refresh: RefreshState, *, is_report: bool = False) -> None:
         """Return when a read that is in progress, or a new one, has ended."""
-        self.refresh(refresh)
+        self.refresh(refresh, is_report=is_report)
         await self.wait(refresh)
 
     async def wait(self, refresh: RefreshState) -> None:
         """Return when the read in progress has ended; at once if there is none."""
         await self._reads.wait(refresh)
 
-    async def _refresh(self, refresh: RefreshState) -> None:
+    async def _refresh(self, refresh: RefreshState, is_report: bool) -> None:
         self.refreshes += 1
         refresh.due_at = self._clock.monotonic() + STORE_RETRY_SECONDS
         try:
-            has_spend = await self._read_store(refresh)
+            has_spend = await self._read_store(refresh, is_report)
         except Exception as failure:  # whatever the failure, the next call needs a budget
             self._on_failure(refresh, failure)
             return
@@ -153,10 +153,11 @@ class BudgetRefresher:
         if not budget.is_stale:
             log_read_failure(_log, f"the budget of {budget.scope.key}", "the last known values apply", failure)
         budget.is_stale = True
-        refresh.stale_at = NEVER  # no call waits for a store that does not answer
+        refresh.stale_at = refresh.report_stale_at = NEVER  # nobody waits for a store that does not answer
 
-    async def _read_store(self, refresh: RefreshState) -> bool:
-        """Whether spend was read, and not only the settings."""
+    async def _read_store(self, refresh: RefreshState, is_report: bool) -> bool:
+        """Whether spend was read, and not only the settings. After a report's read, a call still waits for one of its
+        own if what it would have decided by was too old."""
         budget, moment, sticky_before = refresh.budget, self._clock.monotonic(), refresh.sticky_item
         is_stale, has_spend = moment >= refresh.spend_stale_at, moment >= refresh.spend_due_at
         refresh.sticky_read_at = moment
@@ -166,12 +167,13 @@ class BudgetRefresher:
         await self._refresh_app_labels(budget, app, moment)
         has_new_labels = settings.quotas.keys() != budget.settings.quotas.keys()
         self._apply_settings(refresh, settings, is_registered, item)
-        if has_spend or has_new_labels or is_stale:
+        if has_spend or has_new_labels or (is_stale and not is_report):
             has_spend = True
-            is_soon = moment - refresh.spend_read_at < self._aggregator_seconds
-            reads_shards = is_stale or has_new_labels or is_soon or budget.is_stale or budget.is_nearly_spent
+            reads_shards = has_new_labels or moment - refresh.spend_read_at < self._aggregator_seconds
+            if not is_report:
+                reads_shards = reads_shards or is_stale or budget.is_stale or budget.is_nearly_spent
             calendar = budget.settings.calendar
-            await (self.reader.read_shards if reads_shards else self.reader.read_totals)(budget)
+            await self._read_spend(budget, reads_shards, is_report)
             # the calendar changed during the read; there may be more shards than were read
             if budget.settings.calendar != calendar:
                 return False
@@ -179,7 +181,10 @@ class BudgetRefresher:
             await self._move_active_label(refresh, item)
         if refresh.has_spend:
             self.snapshot.mark_changed(refresh, is_urgent=refresh.sticky_item != sticky_before)
-        refresh.stale_at = refresh.spend_stale_at = refresh.spend_due_at + refresh.grace_seconds
+        refresh.report_stale_at = refresh.spend_due_at + refresh.grace_seconds
+        if not (is_report and is_stale):
+            refresh.spend_stale_at = refresh.report_stale_at
+        refresh.stale_at = refresh.spend_stale_at
         refresh.due_at = min(refresh.spend_due_at, moment + SETTINGS_REFRESH_SECONDS)
         if budget.app_labels.by_name:  # their prices decide what calls cost, so no call uses outdated ones
             refresh.stale_at, refresh.due_at = (
@@ -189,6 +194,16 @@ class BudgetRefresher:
         if budget.is_tight:
             self._flusher.request_flush()
         return has_spend
+
+    async def _read_spend(self, budget: BudgetState, reads_shards: bool, is_report: bool) -> None:
+        """Read shards, or totals where they are enough. For a report they are, whatever their age, unless a quota is
+        nearly spent: whether it is spent depends on the rest. What is spent by totals is certainly spent."""
+        reads_shards = reads_shards or (is_report and budget.is_tight)
+        if not reads_shards:
+            has_known_age = await self.reader.read_totals(budget)
+            reads_shards = budget.is_tight if is_report else not has_known_age
+        if reads_shards:
+            await self.reader.read_shards(budget)
 
     def _schedule_next(self, refresh: RefreshState, moment: float) -> None:
         wait = refresh.budget.schedule_refresh(moment)
@@ -354,19 +369,19 @@ class BudgetReader:
                 else:
                     tracker.apply_lower_bound(pico)
 
-    async def read_totals(self, budget: BudgetState) -> None:
-        """Read the totals: a lower bound, some seconds old. If a total's time is in the future, some clock is wrong and
-        its age is unknown, so the shards are read instead."""
-        counters = _build_counters(budget)
+    async def read_totals(self, budget: BudgetState) -> bool:
+        """Read the totals: a lower bound, some seconds old. False if a total's time is in the future: some clock is
+        wrong, and its age is unknown."""
+        counters, has_known_age = _build_counters(budget), True
         for counter, item in zip(
             counters, await self._store.get_many(list(map(build_total_key, counters))), strict=True
         ):
             if item is None or AS_OF_ATTRIBUTE not in item:
                 continue
             if float(cast(Decimal, item[AS_OF_ATTRIBUTE])) > self._clock.now() + CLOCK_MARGIN_SECONDS:
-                await self.read_shards(budget)
-                return
+                has_known_age = False
             budget.get_tracker(counter.label).apply_lower_bound(to_pico(sum_items([item])[COST_ATTRIBUTE]))
+        return has_known_age
 
 
 def _build_settings_keys(scope: Scope) -> list[Key]:

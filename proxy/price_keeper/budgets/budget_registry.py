@@ -238,9 +238,9 @@ class BudgetRegistry:
 
     # Calls.
 
-    def cached(self, caller: Caller) -> CallerDay | None:
+    def cached(self, caller: Caller, *, is_report: bool = False) -> CallerDay | None:
         """The caller's budget without waiting; None if the store has to be read first. Starts the reads that are due in
-        the background."""
+        the background. `is_report`: for somebody who looks; totals are enough then."""
         found = self._caller_days.get((caller.org, caller.app))
         if found is None:
             return None
@@ -248,13 +248,13 @@ class BudgetRegistry:
         now, moment = self._clock.now(), self._clock.monotonic()
         if not caller_day.start <= now < caller_day.end:
             return None
-        if moment >= refresh.stale_at and not refresh.is_refresh_slow:
+        if moment >= (refresh.report_stale_at if is_report else refresh.stale_at) and not refresh.is_refresh_slow:
             return None
         self.refresher.end_override_if_over(refresh, now)
         if moment >= caller_day.valid_until:
             self._start_loading(caller)
         if moment >= refresh.due_at:
-            self.refresher.refresh(refresh)
+            self.refresher.refresh(refresh, is_report=is_report)
         self._note_served(refresh)
         return caller_day
 
@@ -263,7 +263,7 @@ class BudgetRegistry:
         if not refresh.is_followed:
             self._follower.follow(refresh)
 
-    async def load(self, caller: Caller) -> CallerDay:
+    async def load(self, caller: Caller, *, is_report: bool = False) -> CallerDay:
         """Read the store, and wait for at most LOAD_TIMEOUT_SECONDS. Until it answers, the last known settings hold, or
         else the defaults. Raises Busy where unread settings are refused, and UnknownOrg if the org is not
         registered."""
@@ -275,7 +275,7 @@ class BudgetRegistry:
                     if not self._is_loaded_from_store(key):
                         self._start_loading(caller)
                         await self._loads.wait(key)
-                    await self._refresh_if_stale(key)
+                    await self._refresh_if_stale(key, is_report)
         if not self._is_loaded(key):
             await self._reread_snapshot_if_new(caller)
         caller_day, refresh = self._get_or_add(caller)
@@ -284,15 +284,14 @@ class BudgetRegistry:
         self._note_served(refresh)
         return caller_day
 
-    async def _refresh_if_stale(self, key: _CallerKey) -> None:
+    async def _refresh_if_stale(self, key: _CallerKey, is_report: bool) -> None:
         found = self._caller_days.get(key)
         if found is None:  # the entry may have been removed meanwhile, because the calendar changed or to make room
             return
         refresh = found[1]
-        if self._clock.monotonic() >= refresh.stale_at and not (
-            self.refresher.is_reading(refresh) and refresh.is_refresh_slow
-        ):
-            await self.refresher.refresh_now(refresh)
+        stale_at = refresh.report_stale_at if is_report else refresh.stale_at
+        if self._clock.monotonic() >= stale_at and not (self.refresher.is_reading(refresh) and refresh.is_refresh_slow):
+            await self.refresher.refresh_now(refresh, is_report=is_report)
 
     def _get_or_add(self, caller: Caller) -> tuple[CallerDay, RefreshState]:
         """The entry of the caller. If there is none, a temporary one is added, by the last known settings."""
@@ -317,13 +316,14 @@ class BudgetRegistry:
     # Reports.
 
     async def read_status(self, caller: Caller, *, forces_read: bool) -> tuple[BudgetState, Override | None]:
-        """The budget of the caller's scope, and the override in force. `forces_read` reads the store now; if it does
-        not answer soon, the budget is marked stale. For an org that is refused the budget has no labels."""
-        caller_day = None if forces_read else self.cached(caller)
+        """The budget of the caller's scope, and the override in force. What is spent is a lower bound by totals, exact
+        where a quota is nearly spent. `forces_read` reads the shards now; if the store does not answer soon, the budget
+        is marked stale. For an org that is refused the budget has no labels."""
+        caller_day = None if forces_read else self.cached(caller, is_report=True)
         if forces_read:
             self.unknown_orgs.forget(caller.org)
         try:
-            caller_day = caller_day or await self.load(caller)
+            caller_day = caller_day or await self.load(caller, is_report=True)
         except UnknownOrg:
             settings = self.refresher.reader.resolve_settings()
             period = find_span(settings.period, self._clock.now(), settings.zone)
@@ -336,7 +336,8 @@ class BudgetRegistry:
                     refresh.expire()
                     await self.refresher.refresh_now(refresh)
         elif refresh.spend_read_at + self._totals_seconds <= self._clock.monotonic() and not refresh.budget.is_stale:
-            self.refresher.refresh_soon(refresh)  # by now others may have spent more, and somebody wants to know
+            # By now others may have spent more, and somebody wants to know.
+            self.refresher.refresh_soon(refresh, is_report=True)
         self.refresher.end_override_if_over(refresh, self._clock.now())
         return refresh.budget, refresh.override
 
@@ -345,10 +346,10 @@ class BudgetRegistry:
         self._on_spent_elsewhere.append(on_spent_elsewhere)
 
     def note_spend_elsewhere(self, counter: Counter) -> None:
-        """Another writer than this process's flusher added to the counter, so the known spend is too low."""
+        """Somebody who looks has seen a total above the known spend: another writer added to the counter."""
         refresh = self._refresh_states.get((counter.scope, counter.period_or_lease))
         if refresh is not None:
-            self.refresher.refresh_soon(refresh)
+            self.refresher.refresh_soon(refresh, is_report=True)
         self.notify_spent_elsewhere(counter)
 
     def notify_spent_elsewhere(self, counter: Counter) -> None:

@@ -636,6 +636,7 @@ class RefreshState:
     spend_due_at: float = -NEVER  # when spend is read too, and not only the settings
     spend_stale_at: float = -NEVER  # when the known spend is too old for decisions
     stale_at: float = -NEVER  # from then on a call waits for a read, of spend or of the app labels
+    report_stale_at: float = -NEVER  # from then on a report waits for a read, of totals
     spend_read_at: float = -NEVER
     # between the time at which a read of spend is due and the time at which the known spend is stale
     grace_seconds: float = 0.0
@@ -651,5 +652,5 @@ class RefreshState:
     is_refresh_slow: bool = False  # a call has waited in vain for the read in progress
 
     def expire(self) -> None:
-        """Make the next call wait for a read of settings and spend."""
-        self.spend_due_at = self.spend_stale_at = self.stale_at = -NEVER
+        """Make the next call or report wait for a read of settings and spend."""
+        self.spend_due_at = self.spend_stale_at = self.stale_at = self.report_stale_at = -NEVER
