@@ -14,6 +14,7 @@ import pytest
 from price_keeper.domain import Caller, Scope, build_client_id
 from price_keeper.errors import StoreUnavailable
 from price_keeper.ledger.aggregator import Aggregator, build_total_key, list_active_counters, sum_shards
+from price_keeper.ledger.known_totals import KnownTotal
 from price_keeper.ledger.ledger_entries import Counter, UsageCounts
 from price_keeper.ledger.usage_submissions import MAX_SUBMISSION_AGE_SECONDS, SubmissionRecorder, UsageSubmission
 from price_keeper.stores.contract import Store
@@ -435,6 +436,23 @@ async def test_submitted_usage_is_summed_by_its_own_process_and_counts_once_in_a
     told = await api.ask("POST", f"{SHOP}/usage/batch", {"items": items}, who=CALLER)
     assert told.body["results"][1]["usage"]["daily_total_usd_micros"] == 18000
     assert noted.count(counter) == 1
+
+
+async def test_usage_batch_looks_up_the_state_once_for_each_label(
+    api: ControlHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known_totals, looked_up = api.parts.budgets.known_totals, list[str]()
+    get_all = known_totals.get_all
+
+    def count(counters: list[Counter]) -> dict[Counter, KnownTotal]:
+        looked_up.extend(counter.label for counter in counters)
+        return get_all(counters)
+
+    monkeypatch.setattr(known_totals, "get_all", count)
+    items = [ONE | {"request_id": f"r-{n}", "label": ("premium", "economy")[n % 2]} for n in range(100)]
+    answer = await api.ask("POST", f"{SHOP}/usage/batch", {"items": items}, who=CALLER)
+    assert [each["status"] for each in answer.body["results"]] == [201] * 100
+    assert sorted(looked_up) == ["economy", "premium"]
 
 
 async def test_usage_batch_answers_each_item_with_the_total_after_all(api: ControlHarness) -> None:

@@ -77,12 +77,14 @@ class UsageCharging:
 
 
 class UsageFeedback:
-    """Where a budget is after usage was counted: exact for what this process acknowledged, and with spend of others as
-    of the last total or the last look at the shards."""
+    """Where a budget is after the usage of one request was counted: exact for what this process acknowledged, and with
+    spend of others as of the last total or the last look at the shards. Computed once for each counter, as all items of
+    a batch are answered with the state after all of them."""
 
     def __init__(self, services: ControlServices, budget: BudgetState) -> None:
         self._services = services
         self._budget = budget
+        self._described: dict[Counter, dict[str, Any]] = {}
 
     @classmethod
     async def load(cls, services: ControlServices, request: ApiRequest) -> UsageFeedback:
@@ -92,6 +94,12 @@ class UsageFeedback:
 
     async def describe(self, counter: Counter) -> dict[str, Any]:
         """The total of this day, and the state of the label's quota in the present period."""
+        described = self._described.get(counter)
+        if described is None:
+            described = self._described[counter] = await self._compute(counter)
+        return described
+
+    async def _compute(self, counter: Counter) -> dict[str, Any]:
         known_totals, budget, label = self._services.budgets.known_totals, self._budget, counter.label
         if not known_totals.has_read(counter):  # a repeat of usage that was counted on another day
             await known_totals.read(self._services.store, [counter])
@@ -136,6 +144,7 @@ _USAGE_FIELDS: Mapping[str, FieldType] = {
     "occurred_at": TIMESTAMP_FIELD,
 }
 USAGE_BODY = BodyFields(_USAGE_FIELDS, ("request_id", "label", "input_tokens", "output_tokens"))
+_DIGEST_ENCODER = json.JSONEncoder(separators=(",", ":"))
 _TOKEN_FIELD_NAMES = {name.removesuffix("_tokens"): name for name in _USAGE_FIELDS if name.endswith("_tokens")}
 
 
@@ -272,9 +281,10 @@ async def _parse_usage(
     fields = USAGE_BODY.parse(body, path_prefix)
     day = charging.get_day(_parse_time(fields, services.clock.now(), path_prefix))
     caller = charging.caller
-    priced = await _price_usage(services, caller, fields, path_prefix)
+    usage = _build_usage(fields)
+    priced = await _price_usage(services, caller, fields["label"], usage, path_prefix)
     details = {"label": fields["label"], "day": day.date, "cost_usd_micros": to_micros(priced.pico)}
-    counts = build_counts(_build_usage(fields), priced.pico)
+    counts = build_counts(usage, priced.pico)
     submission = UsageSubmission(caller.org, caller.app, fields["request_id"], _digest_fields(fields), counts, details)
     return submission, day.get_counters(fields["label"])
 
@@ -304,16 +314,15 @@ def _parse_time(fields: Mapping[str, Any], now: float, path_prefix: str) -> floa
     return at
 
 
-async def _price_usage(services: ControlServices, caller: Caller, fields: Mapping[str, Any], path_prefix: str) -> Cost:
+async def _price_usage(services: ControlServices, caller: Caller, name: str, usage: Usage, path_prefix: str) -> Cost:
     """The cost by the configuration or, for an app's own label, by its profile. Raises ApiError or StoreUnavailable."""
-    name = fields["label"]
     own_labels = NO_APP_LABELS if name in services.config.labels else await services.budgets.app_labels.get(caller)
     label = services.config.labels.get(name)  # read again: a reload may have added it during the wait above
     if label is not None:
         price_table = services.price_tables.get(name)
         if price_table is None:
             price_table = services.price_tables[name] = build_label_price_table(label)
-        return price_usage(price_table, _build_usage(fields))
+        return price_usage(price_table, usage)
     if own_labels is UNREAD_APP_LABELS:
         raise StoreUnavailable("the app's own labels cannot be read")
     profile = own_labels.by_name.get(name)
@@ -322,7 +331,7 @@ async def _price_usage(services: ControlServices, caller: Caller, fields: Mappin
         raise invalid_request(
             "the body cannot be used", (f"{path_prefix}label", f"there is no such label; there are {existing}")
         )
-    return price_usage(profile.price_table, _build_usage(fields))
+    return price_usage(profile.price_table, usage)
 
 
 def _build_usage(fields: Mapping[str, Any]) -> Usage:
@@ -337,7 +346,7 @@ def _digest_fields(fields: Mapping[str, Any]) -> str:
     significant = {
         name: fields[name] for name in sorted(fields) if fields[name] != 0 or name not in _TOKEN_FIELD_NAMES.values()
     }
-    return sha256(json.dumps(significant, separators=(",", ":")).encode()).hexdigest()
+    return sha256(_DIGEST_ENCODER.encode(significant).encode()).hexdigest()
 
 
 def _build_usage_routes(below: str, access_level: AccessLevel, of: str, whose: str) -> tuple[ApiRoute, ApiRoute]:
