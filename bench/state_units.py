@@ -2,23 +2,27 @@
 
 Run as: python -m bench.state_units           the table of docs/cost.md
         python -m bench.state_units --count    and hours of two sidecars in simulated time, which takes some minutes
+        python -m bench.state_units --flip     and how long another sidecar takes to follow the active label
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from price_keeper.budgets.active_label_follower import LOOK_SECONDS
 from price_keeper.budgets.budget_refresh import SETTINGS_REFRESH_SECONDS
 from price_keeper.config import Config
 from price_keeper.ledger.aggregator import EARLIEST_LOOK, LATEST_LOOK
 from price_keeper.ledger.total_sweep import SWEEP_SECONDS
+from price_keeper.stores.contract import Store
 
 from bench.write_units import FLEETS, MONTH_SECONDS
+from tests.support.budget_fleet import USD, new_caller, put_budget
 from tests.support.state_readers import new_callers, open_state_readers
 
 USD_A_MILLION_UNITS = 0.125  # of reads, on demand, us-east-1
@@ -26,6 +30,7 @@ SETTINGS_ITEMS = 3  # the org's, the app's, and the sticky state
 SHARDS = 8
 COUNTERS = (1, 220, 2000)
 HOUR = 3600
+FLIPS, CALL_SECONDS = 50, 0.1
 
 
 class StateUnits(NamedTuple):
@@ -100,12 +105,43 @@ async def count() -> None:
             print(await count_hour(counters, is_busy=is_busy), flush=True)
 
 
+async def measure_flips(flips: int = FLIPS) -> list[float]:
+    """Seconds of simulated time from the flush that spends a quota until another sidecar, which serves a call every
+    CALL_SECONDS, serves the next label. The flips come at times that are spread over the interval of its reads."""
+    took = []
+    with tempfile.TemporaryDirectory() as folder:
+        async with open_state_readers(Path(folder), 2) as readers:
+            mover, follower = readers.sidecars
+            org = new_caller().org
+            await put_budget(cast(Store, readers.store), org, {"premium": 10, "economy": 5})
+            for number in range(flips):
+                who = new_caller(f"flip-{number}", org)
+                for sidecar in readers.sidecars:
+                    await sidecar.decide(who)
+                for _ in range(round((10 + LOOK_SECONDS * number / flips) / CALL_SECONDS)):
+                    assert (await follower.decide(who)).label == "premium"
+                    await readers.clock.advance(CALL_SECONDS)
+                await mover.spend(who, 10 * USD)
+                assert await mover.flusher.flush()
+                began = readers.clock.monotonic()
+                while (await follower.decide(who)).label == "premium":
+                    await readers.clock.advance(CALL_SECONDS)
+                took.append(readers.clock.monotonic() - began)
+    return sorted(took)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", action="store_true")
+    parser.add_argument("--flip", action="store_true")
+    given = parser.parse_args()
     print(table())
-    if parser.parse_args().count:
+    if given.count:
         asyncio.run(count())
+    if given.flip:
+        logging.disable(logging.WARNING)
+        took = asyncio.run(measure_flips())
+        print(f"\na flip is followed after {took[len(took) // 2]:.1f} s (median), {took[-1]:.1f} s at most, of {FLIPS}")
 
 
 if __name__ == "__main__":

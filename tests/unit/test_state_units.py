@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.state_units import state_units
+from bench.state_units import measure_flips, state_units
 from tests.support.state_readers import new_callers, open_state_readers
 
 SECONDS = 1800
@@ -35,3 +35,9 @@ async def test_sidecars_that_nobody_calls_read_no_state_but_whose_turn_it_is_to_
         await readers.clock.advance(3600)
         assert set(readers.store.reads) == {"request-dedup"}
         assert readers.store.units.reads <= 2 * 18
+
+
+async def test_flips_are_followed_within_five_seconds() -> None:
+    took = await measure_flips(5)
+    assert len(took) == 5
+    assert 0 < took[-1] <= 5
