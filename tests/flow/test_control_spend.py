@@ -438,7 +438,7 @@ async def test_submitted_usage_is_summed_by_its_own_process_and_counts_once_in_a
     assert noted.count(counter) == 1
 
 
-async def test_usage_batch_looks_up_the_state_once_for_each_label(
+async def test_usage_batch_computes_the_state_once_for_each_label(
     api: ControlHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known_totals, looked_up = api.parts.budgets.known_totals, list[str]()

@@ -102,7 +102,7 @@ async def test_report_includes_own_usage_that_no_total_has(fleet: Fleet) -> None
 
 
 async def test_first_call_after_a_report_reads_shards(fleet: Fleet) -> None:
-    """A call is served by what is exact, however recently somebody looked."""
+    """A call is decided by exact spend, however recent the report is."""
     await fleet.put_budget()
     await fleet.spend(20)
     await fleet.spend(30, is_summed=False)

@@ -121,7 +121,7 @@ class BudgetRefresher:
         return refresh in self._reads
 
     def refresh(self, refresh: RefreshState, *, is_report: bool = False) -> None:
-        """Start a read in the background, unless one is in progress. `is_report`: somebody looks, but no call waits."""
+        """Start a read in the background, unless one is in progress. `is_report`: for a report, not for a call."""
         if refresh not in self._reads:
             refresh.is_refresh_slow = False
             self._reads.start(refresh, lambda: self._refresh(refresh, is_report))
@@ -153,7 +153,7 @@ class BudgetRefresher:
         if not budget.is_stale:
             log_read_failure(_log, f"the budget of {budget.scope.key}", "the last known values apply", failure)
         budget.is_stale = True
-        refresh.stale_at = refresh.report_stale_at = NEVER  # nobody waits for a store that does not answer
+        refresh.stale_at = refresh.report_stale_at = NEVER  # neither waits for a store that does not answer
 
     async def _read_store(self, refresh: RefreshState, is_report: bool) -> bool:
         """Whether spend was read, and not only the settings. After a report's read, a call still waits for one of its

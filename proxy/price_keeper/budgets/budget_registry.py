@@ -240,7 +240,7 @@ class BudgetRegistry:
 
     def cached(self, caller: Caller, *, is_report: bool = False) -> CallerDay | None:
         """The caller's budget without waiting; None if the store has to be read first. Starts the reads that are due in
-        the background. `is_report`: for somebody who looks; totals are enough then."""
+        the background. `is_report`: no call is decided by it, so totals are enough."""
         found = self._caller_days.get((caller.org, caller.app))
         if found is None:
             return None
@@ -336,7 +336,7 @@ class BudgetRegistry:
                     refresh.expire()
                     await self.refresher.refresh_now(refresh)
         elif refresh.spend_read_at + self._totals_seconds <= self._clock.monotonic() and not refresh.budget.is_stale:
-            # By now others may have spent more, and somebody wants to know.
+            # A new total may have been made since then.
             self.refresher.refresh_soon(refresh, is_report=True)
         self.refresher.end_override_if_over(refresh, self._clock.now())
         return refresh.budget, refresh.override
@@ -346,7 +346,7 @@ class BudgetRegistry:
         self._on_spent_elsewhere.append(on_spent_elsewhere)
 
     def note_spend_elsewhere(self, counter: Counter) -> None:
-        """Somebody who looks has seen a total above the known spend: another writer added to the counter."""
+        """A total is higher than the known spend, since another process added to the counter: read it for a report."""
         refresh = self._refresh_states.get((counter.scope, counter.period_or_lease))
         if refresh is not None:
             self.refresher.refresh_soon(refresh, is_report=True)
