@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from price_keeper.ledger.aggregator import (
     MAX_CLOCK_SKEW_SECONDS,
     Aggregator,
     build_total_key,
+    list_active_counters,
     sum_shards,
 )
-from price_keeper.ledger.counter_writes import LISTING_SECONDS
+from price_keeper.ledger.counter_writes import LISTED_PAUSES, LISTING_SECONDS
 from price_keeper.ledger.ledger_entries import Counter
 from price_keeper.ledger.total_sweep import SETTLE_SECONDS, SWEEP_SECONDS, TotalSweep
 from price_keeper.stores import schema
@@ -365,6 +367,24 @@ async def test_what_a_killed_process_left_is_swept_by_another(rec: RecordingHarn
     await rec.clock.advance(QUIET_SECONDS)
     await sweep.run()
     assert await total(rec) == (2, 11)
+
+
+async def test_short_announcement_does_not_shorten_a_longer_one(two: TwoProcesses) -> None:
+    """The one process flushes seldom and the other begins after it. Then the one is killed right after a flush."""
+    start, counter = two.clock.now(), two.one.counter()
+    for pause in (3600, 60):
+        await spend(two.one, 1)
+        await two.pass_time(pause)
+    await spend(two.other, 1)
+    (listed,) = await list_active_counters(two.one.store, [datetime.fromtimestamp(start, UTC).date()])
+    assert listed.writes_until >= start + 3600 + LISTED_PAUSES * 3600 or listed.writes_until == listed.day_end
+    await two.pass_time(2 * 3600)  # the announcement of the other is over, and a sweep has seen it
+    await spend(two.one, 50)
+    two.one.flusher.sender._on_written.clear()
+    two.aggregators[0]._pending.clear()
+    await two.clock.advance(listed.writes_until + SETTLE_SECONDS - two.clock.now())
+    await two.pass_time(2 * SWEEP_SECONDS)
+    assert await total(two.one, counter) == (4, 53)
 
 
 async def test_what_was_left_days_ago_is_swept(rec: RecordingHarness) -> None:

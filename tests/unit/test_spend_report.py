@@ -214,6 +214,28 @@ async def test_late_replay_is_found_and_outdated_totals_are_ignored(acme: Org) -
     assert await acme.read_spend("2026-11") == await acme.read_spend("2026-11-18")
 
 
+async def test_report_has_what_was_flushed_under_an_announcement_that_another_process_followed_by_a_shorter_one(
+    acme: Org, tmp_path: Path
+) -> None:
+    """The day of Tokyo ends at 15:00 UTC. A process that flushes every 20 minutes may add to it until 19:00."""
+    acme.zone = ZoneInfo("Asia/Tokyo")
+    await acme.register()
+    clock = acme.rec.clock
+    async with open_recording_harness(tmp_path / "other", acme.store, clock, acme.rec.scope) as rec:
+        other = Org(rec, acme.store, acme.zone, org=acme.org)
+        for org, seconds in ((acme, 1200), (acme, 600), (other, 5400)):
+            org.call("shop", "premium", 1)
+            await org.flush()
+            await clock.advance(seconds)
+        await other.aggregate()  # more than an hour after the time that the other process announced
+        await clock.advance(NOON + 3 * HOUR - 10 - clock.now())
+        acme.call("shop", "premium", 50)
+        await acme.flush()
+        await clock.advance(15)
+        assert await acme.read_spend("2026-11-18") == {("shop", "premium", "2026-11-18"): 53}
+        assert not (await acme.report("2026-11-18")).is_final
+
+
 async def test_total_is_used_when_shards_have_expired(acme: Org) -> None:
     """And where some shards have expired, their known sum remains."""
     for pico in (1, 2, 3, 4, 5, 6):

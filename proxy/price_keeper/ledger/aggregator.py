@@ -27,8 +27,8 @@ from price_keeper.ledger.counter_writes import (
     COST_ATTRIBUTE,
     DAY_SECONDS,
     TOTAL_TTL_SECONDS,
-    WRITES_UNTIL_ATTRIBUTE,
     read_shard_count,
+    read_writes_until,
     to_pico,
 )
 from price_keeper.ledger.lease_rows import HardBudgetKey
@@ -289,19 +289,18 @@ async def list_active_counters(
         async for row in iterate_rows(store, query):
             try:
                 counter = parse_counter(row.key.sk, read_shard_count(row.item))
+                writes_until = read_writes_until(row.item, day_end)
             except ValueError:
                 _log.warning(
                     "a malformed entry in the list of active counters is skipped; its spend is in no total: %s",
                     row.key.sk,
                 )
                 continue
-            entry: Mapping[str, Any] = row.item
             earlier = by_name.get(counter[:3]) or ActiveCounter(counter, 0, 0)
             # Entries differ in the shard count only if it was changed; then the highest one is read.
             by_name[counter[:3]] = ActiveCounter(
                 max(counter, earlier.counter),
-                # An earlier version announces nothing.
-                max(float(entry.get(WRITES_UNTIL_ATTRIBUTE, day_end)), earlier.writes_until),
+                max(writes_until, earlier.writes_until),
                 max(day_end, earlier.day_end),
             )
     return list(by_name.values())

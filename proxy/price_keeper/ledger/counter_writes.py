@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
+from math import ceil
 from typing import Any, NamedTuple
 
 from price_keeper.domain import PICO_PER_MICRO, Scope
@@ -25,7 +26,7 @@ from price_keeper.ledger.ulid import read_created_at
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, ItemMissing, Key, Put, Update, Value, Write
 
-DAY_SECONDS = 86_400
+HOUR_SECONDS, DAY_SECONDS = 3600, 86_400
 SHARD_TTL_SECONDS = 35 * DAY_SECONDS
 # no segment is flushed that is older by its name, as its marker might have expired
 MARKER_TTL_SECONDS = 35 * DAY_SECONDS
@@ -34,8 +35,9 @@ TOTAL_TTL_SECONDS = 400 * DAY_SECONDS  # also of the list of active counters, by
 COST_ATTRIBUTE = "cost_usd_micros"
 WRITES_UNTIL_ATTRIBUTE = "writes_until_epoch"
 LISTING_SECONDS = 900  # for which a process may add to a counter after it listed it, at least
-LISTED_PAUSES = 20  # and as many times the pause before it
+LISTED_PAUSES = 20  # and as many times the pause before it, up to the next full hour
 SHARDS_PREFIX = "shards_"  # with the shard count, the name of an attribute
+UNTIL_HOUR_PREFIX = "writes_until_hour_"  # with an hour of the UTC day, 1 to 24, the name of an attribute
 _COUNT_ATTRIBUTES = UsageCounts._fields[:-1]  # all but the money, named like the attributes in the store
 
 
@@ -101,8 +103,10 @@ class CounterListing:
     """The entries of this process in the list of active counters, by UTC day.
 
     An entry allows its writer to add to the counter for some time, then it is renewed: so the list tells from when on
-    nobody adds to a counter any more. Few flushes write an entry, also where they are far apart. Every shard count
-    that was ever used for a counter stays in its entry, so that no shard is missed.
+    nobody adds to a counter any more. Few flushes write an entry, also where they are far apart. Writers of one entry
+    overwrite each other's time. A later writer's is later, except where an earlier one announced more than
+    LISTING_SECONDS; that one also adds an attribute for the hour, which stays. So does every shard count that was ever
+    used for a counter, so that no shard is missed.
     """
 
     def __init__(self) -> None:
@@ -132,18 +136,36 @@ class CounterListing:
         key = schema.active_counter_key(
             self._day, Scope.from_key(counter.scope), counter.label, counter.period_or_lease
         )
+        until = self._compute_until(counter, now)
         attributes: dict[str, Value] = {
             f"{SHARDS_PREFIX}{counter.shards}": True,
-            WRITES_UNTIL_ATTRIBUTE: self._compute_until(counter, now),
+            WRITES_UNTIL_ATTRIBUTE: until,
             EXPIRY_ATTRIBUTE: int(now) + TOTAL_TTL_SECONDS,
         }
+        if until > now + LISTING_SECONDS:
+            attributes[f"{UNTIL_HOUR_PREFIX}{(until - _find_day_start(now)) // HOUR_SECONDS}"] = True
         return Update(key, set=attributes)
 
     def _compute_until(self, counter: Counter, now: float) -> int:
-        """Not beyond the end of the UTC day, as the next one has a list of its own."""
-        pause = now - self._written_at.get(counter, now)
-        day_end = (now // DAY_SECONDS + 1) * DAY_SECONDS
-        return int(min(now + max(LISTING_SECONDS, LISTED_PAUSES * pause), day_end))
+        """Not beyond the end of the UTC day, as the next one has a list of its own. A full hour of it if it is longer
+        than LISTING_SECONDS."""
+        day_start, announced = _find_day_start(now), LISTED_PAUSES * (now - self._written_at.get(counter, now))
+        if announced <= LISTING_SECONDS:
+            return int(min(now + LISTING_SECONDS, day_start + DAY_SECONDS))
+        hours = ceil((now + announced - day_start) / HOUR_SECONDS)
+        return day_start + min(hours * HOUR_SECONDS, DAY_SECONDS)
+
+
+def _find_day_start(now: float) -> int:
+    return int(now // DAY_SECONDS) * DAY_SECONDS
+
+
+def read_writes_until(entry: Mapping[str, Any], day_end: float) -> float:
+    """The latest time until which anybody announced to add to the counter of this entry. An earlier version announces
+    nothing, and may add until the day ends. Raises ValueError."""
+    hours = [int(name.removeprefix(UNTIL_HOUR_PREFIX)) for name in entry if name.startswith(UNTIL_HOUR_PREFIX)]
+    from_hours = day_end - DAY_SECONDS + max(hours, default=0) * HOUR_SECONDS
+    return max(float(entry.get(WRITES_UNTIL_ATTRIBUTE, day_end)), from_hours)
 
 
 def read_shard_count(entry: Mapping[str, Any]) -> int:
