@@ -76,7 +76,7 @@ class Writer:
 
     def read_total(self) -> None:
         with suppress(StopIteration):  # nothing in it waits
-            self.known.read(self.totals, [COUNTER]).send(None)  # type: ignore[arg-type]
+            self.known.read(self.totals, [COUNTER], keeps=True).send(None)  # type: ignore[arg-type]
 
     def _end(self, step: str, pending: Any, number: int, is_applied: bool) -> None:
         if step == "apply" or (step == "confirm" and not is_applied):
@@ -135,3 +135,29 @@ def test_known_totals_of_leases_are_not_kept_and_the_oldest_is_evicted() -> None
     assert len(known._own) == MAX_COUNTERS
     first, last = (COUNTER._replace(label=f"l{number}") for number in (0, MAX_COUNTERS))
     assert [known.get_all([each])[each].counts.pico for each in (first, last)] == [0, 1]
+
+
+async def test_reader_of_many_counters_gets_each_and_evicts_no_own_usage() -> None:
+    journal: Any = SimpleNamespace(possibly_stored_counts=dict, unflushed_counts=dict)
+    known, totals = KnownTotals(journal), Totals()
+    known.on_flushed([(COUNTER, UsageCounts(pico=5))])
+    totals.total = 3
+    others = [COUNTER._replace(label=f"l{number}") for number in range(MAX_COUNTERS + 1)]
+    read = await known.read(totals, others)  # type: ignore[arg-type]
+    assert {each.counts.pico for each in read.values()} == {3}
+    assert len(read) == len(others)
+    assert known.get_all([COUNTER])[COUNTER].counts.pico == 5
+    assert len(known._own) == 1
+
+
+async def test_reader_remembers_what_others_spent_of_a_counter_with_usage_in_the_journal() -> None:
+    in_journal = {COUNTER: UsageCounts(pico=4)}
+    journal: Any = SimpleNamespace(possibly_stored_counts=dict, unflushed_counts=lambda: in_journal)
+    known, totals = KnownTotals(journal), Totals()
+    totals.total = 10
+    read = [(await known.read(totals, [COUNTER]))[COUNTER].counts.pico]  # type: ignore[arg-type]
+    known.on_flushed([*in_journal.items()])
+    in_journal.clear()
+    for totals.total in (10, 14):  # the total before the flush, and with it
+        read.append((await known.read(totals, [COUNTER]))[COUNTER].counts.pico)  # type: ignore[arg-type]
+    assert read == [14, 14, 14]

@@ -102,7 +102,7 @@ class UsageFeedback:
     async def _compute(self, counter: Counter) -> dict[str, Any]:
         known_totals, budget, label = self._services.budgets.known_totals, self._budget, counter.label
         if not known_totals.has_read(counter):  # a repeat of usage that was counted on another day
-            await known_totals.read(self._services.store, [counter])
+            await known_totals.read(self._services.store, [counter], keeps=True)
         known, quota = known_totals.get_all([counter])[counter], budget.settings.quotas.get(label)
         is_budget_counter = (counter.scope, counter.period_or_lease) == (budget.scope.key, budget.span.key)
         spent, in_flight = get_spend(budget, label)
@@ -256,7 +256,7 @@ def _get_caller(request: ApiRequest) -> Caller:
 async def _read_totals(services: ControlServices, submissions: Iterable[ChargedSubmission]) -> None:
     """Read the day's totals before anything is sent: what is known of them then is usage of others alone."""
     day_counters = [counters[0] for _, counters in submissions]
-    await services.budgets.known_totals.read(services.store, day_counters)
+    await services.budgets.known_totals.read(services.store, day_counters, keeps=True)
 
 
 async def _load_settings(services: ControlServices, org: str, app: str | None) -> EffectiveSettings:

@@ -5,7 +5,8 @@ A total is some seconds old and holds an unknown part of what this process added
     others  >=  total - all own usage that may have been in the store when it was read
     known    =  others + own usage
 
-so `known` is never too high, holds all own usage that was recorded or acknowledged, and needs no clock.
+so `known` is never too high, holds all own usage that was recorded or acknowledged, and needs no clock. Only counters
+with own usage are kept: a reader of any number of others gets them from what it reads, and evicts nothing.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ class _OwnUsage:
         self.acknowledged = self.submitting = self.others = _NONE
         self.as_of: float | None = None
         self.is_read = False
+
+    def compute(self, unflushed: UsageCounts) -> KnownTotal:
+        return KnownTotal(self.others.plus(self.acknowledged).plus(unflushed), self.as_of)
 
 
 class _Submission:
@@ -77,37 +81,40 @@ class KnownTotals:
             own.submitting = own.submitting.plus(counts)
         return _Submission(entries)
 
-    async def read(self, store: Store, counters: Iterable[Counter]) -> None:
-        """Read the totals of these counters, all at once. Raises StoreError."""
+    async def read(
+        self, store: Store, counters: Iterable[Counter], *, keeps: bool = False
+    ) -> dict[Counter, KnownTotal]:
+        """Read the totals of these counters, all at once, and return what is known then. `keeps`: own usage will be
+        added to them next. Raises StoreError."""
         wanted = list(dict.fromkeys(counters))
         items = await store.get_many([build_total_key(counter) for counter in wanted])
-        possibly_stored = self._flusher.possibly_stored_counts()
+        possibly_stored, unflushed = self._flusher.possibly_stored_counts(), self._flusher.unflushed_counts()
+        known = {}
         for counter, item in zip(wanted, items, strict=True):
-            own = self._get_own(counter)
+            has_own = keeps or counter[:3] in self._own or counter in unflushed
+            own = self._get_own(counter) if has_own else _OwnUsage()
             own.is_read = True
             total = read_total(item)
             if total.as_of is not None:
                 sent = own.acknowledged.plus(own.submitting).plus(_find(possibly_stored, counter))
                 own.others = _take_highest(own.others, total.counts.less(sent))
                 own.as_of = max(own.as_of or 0.0, total.as_of)
+            known[counter] = own.compute(_find(unflushed, counter))
+        return known
 
     def has_read(self, counter: Counter) -> bool:
         return (own := self._own.get(counter[:3])) is not None and own.is_read
 
     def get_all(self, counters: Iterable[Counter]) -> dict[Counter, KnownTotal]:
-        """What is known now, without waiting."""
+        """What is known now of counters with own usage, without waiting; nothing of others."""
         unflushed = self._flusher.unflushed_counts()
-        return {counter: self._get(counter, _find(unflushed, counter)) for counter in counters}
+        return {
+            counter: self._own.get(counter[:3], _OwnUsage()).compute(_find(unflushed, counter)) for counter in counters
+        }
 
     def list_unflushed(self) -> list[Counter]:
         """The counters with usage in the journal, which may be missing in the store's list of active counters."""
         return [counter for counter in self._flusher.unflushed_counts() if not counter.is_lease]
-
-    def _get(self, counter: Counter, unflushed: UsageCounts) -> KnownTotal:
-        own = self._own.get(counter[:3])
-        if own is None:
-            return KnownTotal(unflushed, None)
-        return KnownTotal(own.others.plus(own.acknowledged).plus(unflushed), own.as_of)
 
     def _get_own(self, counter: Counter) -> _OwnUsage:
         """The entry of the counter, which becomes the newest one."""

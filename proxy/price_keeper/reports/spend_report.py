@@ -265,8 +265,7 @@ async def _read_totals(
     store: Store, counters: Sequence[Counter], known: KnownTotals | None
 ) -> Mapping[Counter, KnownTotal]:
     if known is not None:
-        await known.read(store, counters)
-        return known.get_all(counters)
+        return await known.read(store, counters)
     items = await store.get_many([build_total_key(counter) for counter in counters])
     return {counter: read_total(item) for counter, item in zip(counters, items, strict=True)}
 
