@@ -647,6 +647,20 @@ async def test_path_without_prefix_leads_to_the_same_handler(api: ControlHarness
     assert (await api.ask("GET", f"/ORGS/{ORG}")).status == 404
 
 
+@pytest.mark.parametrize(
+    "path", ["model-selection", "model-selection?force_check=true", "what-if?label=premium&quota_usd_micros=1"]
+)
+async def test_report_of_a_budget_of_an_unknown_app_is_404_and_keeps_nothing(api: ControlHarness, path: str) -> None:
+    budgets, invented = api.parts.budgets, Caller(ORG, "invented", build_client_id(ORG, "invented"))
+    answer = await api.ask("GET", f"{API}/apps/invented/{path}", who=(ORG, None))
+    assert (answer.status, answer.body["error"]) == (404, "not_found")
+    board = await api.ask("GET", f"/status/board?org={ORG}&app=invented", headers={"X-Price-Keeper-Page": "1"})
+    assert (board.status, board.body["trouble"], "scope" in board.body) == (200, None, False)
+    assert not budgets.is_known(invented)
+    assert budgets.snapshot.find_settings(Scope(ORG, "invented")) is None
+    assert (await api.ask("GET", f"{SHOP}/{path}", who=(ORG, None))).status == 200
+
+
 async def test_model_selection_query_counts_no_call(api: ControlHarness, caplog: pytest.LogCaptureFixture) -> None:
     await api.put_app("spent", quotas={"premium": 0, "economy": 0})
     selection_report = await selection(api, f"{API}/apps/spent")

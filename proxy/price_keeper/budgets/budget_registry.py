@@ -357,6 +357,10 @@ class BudgetRegistry:
         for on_spent_elsewhere in self._on_spent_elsewhere:
             on_spent_elsewhere(counter)
 
+    def is_known(self, caller: Caller) -> bool:
+        """Whether this process has served the caller, or reported on it."""
+        return (caller.org, caller.app) in self._caller_days
+
     def begin_submission(self, sums: Mapping[Counter, UsageCounts]) -> _SubmittedSpend:
         return _SubmittedSpend(
             self,

@@ -16,7 +16,7 @@ from price_keeper.budgets.active_label import (
 )
 from price_keeper.budgets.budget_state import BudgetState
 from price_keeper.config.config_sections import PSEUDO_LABELS
-from price_keeper.control.api_errors import ERROR_CODES, ApiError, invalid_request
+from price_keeper.control.api_errors import ERROR_CODES, ApiError, invalid_request, not_found
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
 from price_keeper.control.body_fields import TIMESTAMP_FIELD, BodyFields, free_text_field, pattern_field
 from price_keeper.control.control_requests import SMALL_BODY_BYTES
@@ -26,6 +26,7 @@ from price_keeper.domain import Caller, Scope, build_client_id, build_money_reco
 from price_keeper.org_calendar import PeriodSpan, find_span
 from price_keeper.reports import money
 from price_keeper.reports.settings_report import SettingsReport, format_utc
+from price_keeper.stores import schema
 from price_keeper.usage.inference_profiles import AppLabels
 
 LABEL_FIELD = pattern_field(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", 64, "a label")
@@ -126,9 +127,24 @@ _FLAG_VALUES = {"true": True, "false": False}
 FLAG_SCHEMA = {"type": "string", "enum": ["true", "false"]}
 
 
+async def is_known_app(services: ControlServices, org: str, app: str | None) -> bool:
+    """Whether the app exists; orgs are not checked. Call it before reading an app's budget: what was read stays in
+    memory and in the snapshot, where invented apps would evict budgets of other orgs. Raises StoreError."""
+    if app is None or services.budgets.is_known(Caller(org, app, build_client_id(org, app))):
+        return True
+    return await services.store.get(schema.app_config_key(org, app), consistent=True) is not None
+
+
+async def check_known_app(services: ControlServices, org: str, app: str | None) -> None:
+    """Raises ApiError (404), and StoreError."""
+    if not await is_known_app(services, org, app):
+        raise not_found(f"there is no app {app} of an org {org}")
+
+
 async def get_selection(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    """Report how this process would serve a call of this org or app now. It need not exist."""
+    """Report how this process would serve a call of this org or app now. The org need not exist."""
     org, app = request.path["org"], request.path.get("app")
+    await check_known_app(services, org, app)
     caller = Caller(org, app, build_client_id(org, app))
     is_forced = read_flag(request, "force_check")
     if is_forced:
@@ -228,6 +244,7 @@ SELECTION_ROUTES = tuple(
         "Which label serves now, and what is spent of each quota; force_check looks at the store first",
         get_selection,
         {200: "Selection"},
+        () if of == "Org" else (404,),
         query_schemas=_SELECTION_QUERY,
         group="spend",
     )

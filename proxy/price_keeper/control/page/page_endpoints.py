@@ -28,6 +28,7 @@ from price_keeper.control.api_types import (
     compute_etag_of_bytes,
     dump_json,
 )
+from price_keeper.control.budget_endpoints import check_known_app
 from price_keeper.control.control_services import ControlServices
 from price_keeper.control.page import page_sign_in
 from price_keeper.control.page.page_state import PageState
@@ -225,7 +226,9 @@ WHAT_IF_QUERY = {
 
 
 async def get_what_if(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    budget, _ = await read_budget(services, request.path["org"], request.path.get("app"))
+    org, app = request.path["org"], request.path.get("app")
+    await check_known_app(services, org, app)
+    budget, _ = await read_budget(services, org, app)
     label, quota = _parse_what_if(request, budget.settings.quotas.keys())
     return ApiResponse(simulate_quota(build_view(services, budget), label, quota * PICO_PER_MICRO))
 
@@ -256,6 +259,7 @@ WHAT_IF_ROUTES = tuple(
         "What would be if a label had another quota from now on; changes nothing",
         get_what_if,
         {200: "WhatIf"},
+        () if of == "Org" else (404,),
         query_schemas=WHAT_IF_QUERY,
         group="spend",
     )

@@ -14,7 +14,7 @@ from price_keeper.budgets import active_label
 from price_keeper.budgets.active_label import Override
 from price_keeper.budgets.budget_state import BudgetState
 from price_keeper.budgets.effective_settings import is_number
-from price_keeper.control.budget_endpoints import format_selection
+from price_keeper.control.budget_endpoints import format_selection, is_known_app
 from price_keeper.control.control_services import ControlServices
 from price_keeper.control.page import budget_list
 from price_keeper.control.page.budget_list import BudgetEntry
@@ -90,7 +90,7 @@ async def _build_board(services: ControlServices, query: BoardQuery) -> dict[str
     content: dict[str, Any] = {"trouble": None}
     try:
         content["list"] = await _build_list(services, query)
-        if query.selected is not None:
+        if query.selected is not None and await is_known_app(services, *query.selected):
             content |= await _build_detail(services, *query.selected)
     except StoreError:
         content["trouble"] = STORE_AWAY_TEXT
