@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from price_keeper.budgets import budget_refresh as limits
 from price_keeper.budgets import budget_registry, budget_state
 from price_keeper.budgets.active_label import set_override
 from price_keeper.budgets.label_policy import Mode
+from price_keeper.config import Config
 from price_keeper.domain import Caller, Scope
 from price_keeper.errors import Busy, InvalidRequest, InvalidStoreRequest, QuotaExceeded
 from price_keeper.ledger.aggregator import build_total_key
@@ -56,6 +58,22 @@ async def test_caller_first_seen_during_outage_is_correct_later(one: BudgetSidec
         await two.flusher.flush()
     await look(one, who, limits.STORE_RETRY_SECONDS)
     assert (await one.decide(who)).label == "economy"
+
+
+async def test_spend_of_an_outage_is_found_where_the_default_has_more_shards_than_the_org(
+    tmp_path: Path, exact_store: Store
+) -> None:
+    who, defaults = new_caller(), replace(Config.development().defaults, agg_shard_count=64)
+    await put_budget(exact_store, who.org, {"premium": 100}, agg_shard_count=8)
+    async with open_budget_sidecar(tmp_path / "three", exact_store, ManualClock(), defaults=defaults) as one:
+        one.store.is_away = True
+        for _ in range(9):
+            await one.spend(who, 11 * USD)
+        one.store.is_away = False
+        await one.flusher.flush()
+        await look(one, who, limits.STORE_RETRY_SECONDS)
+        budget = (await one.caller_day(who)).budget
+        assert (budget.settings.shards, budget.get_tracker("premium").spent) == (8, 99 * USD)
 
 
 async def test_refuse_policy_refuses_callers_without_known_budget(tmp_path: Path, exact_store: Store) -> None:

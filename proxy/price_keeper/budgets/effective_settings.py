@@ -96,7 +96,9 @@ def resolve_settings(
     return EffectiveSettings(
         zone,
         quota_scope,
-        shards=org_item.read("agg_shard_count", read_shard_count) or defaults.agg_shard_count,
+        # Of an org that cannot be read, or is not there, the fewest: whatever its count is, readers find them.
+        shards=org_item.read("agg_shard_count", read_shard_count)
+        or (defaults.agg_shard_count if org else min(SHARD_COUNTS)),
         period=Period(read_first((settled, org_item), "period", make_choice_reader(PERIODS)) or "day"),
         ordering=ordering,
         quotas=MappingProxyType(quotas),
