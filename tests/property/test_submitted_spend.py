@@ -37,7 +37,7 @@ class Totals:
     def __init__(self) -> None:
         self.stored = self.total = 0
 
-    async def get_many(self, keys: list[Key]) -> list[Item | None]:
+    async def get_many(self, keys: list[Key], *, consistent: bool = False) -> list[Item | None]:
         total: Item = {"cost_usd_micros": to_micros(self.total), "requests": self.total, "as_of_epoch": 1}
         return [total for _ in keys]
 

@@ -13,20 +13,25 @@ from typing import Any
 import pytest
 from price_keeper.domain import PICO_PER_MICRO
 from price_keeper.errors import StoreUnavailable
+from price_keeper.ledger import aggregator as aggregator_module
 from price_keeper.ledger.aggregator import (
     AS_OF_ATTRIBUTE,
     EARLIEST_LOOK,
+    MALFORMED_LOG_SECONDS,
     MAX_CLOCK_SKEW_SECONDS,
+    TOTAL_ATTRIBUTES,
     Aggregator,
+    build_shard_keys,
     build_total_key,
     list_active_counters,
     sum_shards,
 )
 from price_keeper.ledger.counter_writes import LISTED_PAUSES, LISTING_SECONDS
 from price_keeper.ledger.ledger_entries import Counter
+from price_keeper.ledger.log_throttle import LogThrottle
 from price_keeper.ledger.total_sweep import SETTLE_SECONDS, SWEEP_SECONDS, TotalSweep
 from price_keeper.stores import schema
-from price_keeper.stores.contract import Item, Key, Put, Store
+from price_keeper.stores.contract import Delete, Item, Key, Put, Store
 from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry
 
@@ -356,6 +361,44 @@ async def test_ten_concurrent_aggregators_never_lower_total(rec: RecordingHarnes
     await last.run()
     sums = await sum_shards(rec.store, rec.counter())
     assert await total(rec) == (61, int(sums["cost_usd_micros"] * PICO_PER_MICRO)) == await rec.read_counts()
+
+
+async def test_malformed_rows_are_named_and_stop_neither_totals_nor_sweeps(
+    rec: RecordingHarness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aggregator_module, "malformed_throttle", LogThrottle(rec.clock.now, MALFORMED_LOG_SECONDS))
+    one, counters = attach_aggregator(rec), [rec.counter(f"label{number}") for number in range(5)]
+    shard = build_shard_keys(counters[1])[0]
+    await rec.store.put(Put(shard, {"requests": "one"}))
+    await rec.store.put(Put(build_total_key(counters[3]), {"requests": 0, AS_OF_ATTRIBUTE: "soon"}))
+    for counter in counters[2:]:
+        await spend(rec, 7, counter)
+    await rec.clock.advance(INTERVAL)
+    await one.run()
+    assert [await total(rec, counter) for counter in counters[2:]] == [(1, 7)] * 3
+    assert caplog.text.count("is no number in the row") == 1
+    assert str(build_total_key(counters[3])[1:]) in caplog.text
+    await rec.store.put(Put(build_total_key(counters[4]), {"requests": [], AS_OF_ATTRIBUTE: "soon"}))
+    await rec.store.delete(Delete(build_total_key(counters[2])))
+    assert await sum_shards(rec.store, counters[1]) == dict.fromkeys(TOTAL_ATTRIBUTES, 0)
+    await rec.clock.advance(MALFORMED_LOG_SECONDS)
+    assert await build_sweep(rec).sweep()
+    assert await total(rec, counters[2]) == (1, 7)
+    assert caplog.text.count("is no number in the row") == 2
+
+
+async def test_totals_whose_look_fails_for_any_reason_are_looked_at_again(
+    rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = attach_aggregator(rec)
+    await spend(rec, 7)
+    await rec.clock.advance(INTERVAL)
+    with monkeypatch.context() as patch:
+        patch.setattr(one, "_is_stale", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            await one.run()
+    await one.run()
+    assert await total(rec) == (1, 7)
 
 
 async def test_what_a_killed_process_left_is_swept_by_another(rec: RecordingHarness) -> None:

@@ -12,10 +12,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time
+from datetime import UTC, date, datetime
+from datetime import time as day_time
 from decimal import Decimal
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -33,6 +35,7 @@ from price_keeper.ledger.counter_writes import (
 )
 from price_keeper.ledger.lease_rows import HardBudgetKey
 from price_keeper.ledger.ledger_entries import Counter, UsageCounts
+from price_keeper.ledger.log_throttle import LogThrottle
 from price_keeper.org_calendar import format_day
 from price_keeper.stores import schema
 from price_keeper.stores.contract import (
@@ -66,9 +69,12 @@ MAX_CONCURRENT_BATCHES: Final = 2
 MAX_ABOVE_SHARDS: Final = 1000
 AS_OF_ATTRIBUTE: Final = "as_of_epoch"
 TOTAL_ATTRIBUTES: Final = (*UsageCounts._fields[:-1], COST_ATTRIBUTE)
+_NUMBERS: Final = (*TOTAL_ATTRIBUTES, AS_OF_ATTRIBUTE)
+MALFORMED_LOG_SECONDS: Final = 60.0  # between two log lines about malformed rows
 LAG_BOUNDS: Final[BucketBounds] = (1, 5, 10, 20, 30, 45, 60, 90, 120, 300, 600, 1800)
 
 _log = logging.getLogger("price_keeper.recording")
+malformed_throttle = LogThrottle(time.monotonic, MALFORMED_LOG_SECONDS)
 
 CounterName: TypeAlias = "tuple[str, str, str]"  # scope, label and period
 
@@ -155,11 +161,16 @@ class Aggregator:
         for pending in batch:
             del self._pending[pending.counter[:3]]  # what is added from now on may not be in what is read
         try:
-            totals = await self._store.get_many([build_total_key(pending.counter) for pending in batch])
-        except StoreError as failure:
+            return await self._bring_up_to_date(batch)
+        except BaseException as failure:  # also when it is cancelled
             for pending in batch:
                 self._put_back(pending)
+            if not isinstance(failure, StoreError):
+                raise
             return [failure] * len(batch)
+
+    async def _bring_up_to_date(self, batch: Sequence[_PendingTotal]) -> list[StoreError]:
+        totals = await read_counter_rows(self._store, [build_total_key(pending.counter) for pending in batch])
         now = self._clock.now()
         stale = [pending for pending, total in zip(batch, totals, strict=True) if self._is_stale(pending, total, now)]
         written, failures = await self.write_totals([pending.counter for pending in stale])
@@ -282,7 +293,7 @@ async def list_active_counters(
     by_name: dict[tuple[str, str, str], ActiveCounter] = {}
     sort = Prefix(f"{Scope(org, app).key}#") if org is not None else None
     for day in utc_days:
-        day_end = datetime.combine(day, time(), UTC).timestamp() + DAY_SECONDS
+        day_end = datetime.combine(day, day_time(), UTC).timestamp() + DAY_SECONDS
         query = Query(
             schema.ACTIVE_COUNTERS_TABLE, schema.active_counters_partition(format_day(day)), sort, consistent=consistent
         )
@@ -290,7 +301,7 @@ async def list_active_counters(
             try:
                 counter = parse_counter(row.key.sk, read_shard_count(row.item))
                 writes_until = read_writes_until(row.item, day_end)
-            except ValueError:
+            except (TypeError, ValueError):
                 _log.warning(
                     "a malformed entry in the list of active counters is skipped; its spend is in no total: %s",
                     row.key.sk,
@@ -322,7 +333,7 @@ async def sum_shards(store: Store, counter: Counter) -> dict[str, int | Decimal]
 async def sum_counters(store: Store, counters: Sequence[Counter]) -> list[dict[str, int | Decimal]]:
     """Like `sum_shards`, for several counters at once."""
     keys = [key for counter in counters for key in build_shard_keys(counter)]
-    items = iter(await store.get_many(keys, consistent=True))
+    items = iter(await read_counter_rows(store, keys, consistent=True))
     return [sum_items(item for item in islice(items, counter.shards) if item is not None) for counter in counters]
 
 
@@ -330,6 +341,22 @@ async def read_spent_pico(store: Store, name: HardBudgetKey) -> int:
     """The spend of a hard budget in pico-dollars, over all shards that can exist."""
     all_shards = Counter(*name, max(schema.SHARD_COUNTS))
     return to_pico((await sum_shards(store, all_shards))[COST_ATTRIBUTE])
+
+
+async def read_counter_rows(store: Store, keys: Sequence[Key], *, consistent: bool = False) -> list[Item | None]:
+    """Read shards or totals. An attribute that should be a number and is none, as in a row that was edited by hand, is
+    left out, and the log names its row."""
+    items = await store.get_many(keys, consistent=consistent)
+    return [None if item is None else _drop_malformed(key, item) for key, item in zip(keys, items, strict=True)]
+
+
+def _drop_malformed(key: Key, item: Item) -> Item:
+    malformed = [name for name in _NUMBERS if name in item and type(item[name]) not in (int, Decimal)]
+    if not malformed:
+        return item
+    if malformed_throttle.allows("malformed"):
+        _log.warning("%s is no number in the row %s of %s; it counts as 0", ", ".join(malformed), key[1:], key.table)
+    return {name: value for name, value in item.items() if name not in malformed}
 
 
 def sum_items(items: Iterable[Mapping[str, Any]]) -> dict[str, int | Decimal]:

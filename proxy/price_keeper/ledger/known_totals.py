@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from price_keeper.ledger.aggregator import AS_OF_ATTRIBUTE, build_total_key
+from price_keeper.ledger.aggregator import AS_OF_ATTRIBUTE, build_total_key, read_counter_rows
 from price_keeper.ledger.counter_writes import COST_ATTRIBUTE, to_pico
 from price_keeper.ledger.flusher import Flusher
 from price_keeper.ledger.ledger_entries import Counter, UsageCounts
@@ -87,7 +87,7 @@ class KnownTotals:
         """Read the totals of these counters, all at once, and return what is known then. `keeps`: own usage will be
         added to them next. Raises StoreError."""
         wanted = list(dict.fromkeys(counters))
-        items = await store.get_many([build_total_key(counter) for counter in wanted])
+        items = await read_counter_rows(store, [build_total_key(counter) for counter in wanted])
         possibly_stored, unflushed = self._flusher.possibly_stored_counts(), self._flusher.unflushed_counts()
         known = {}
         for counter, item in zip(wanted, items, strict=True):

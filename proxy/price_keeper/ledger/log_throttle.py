@@ -9,16 +9,17 @@ REPEAT_SECONDS: Final = 10.0  # between two lines about the same problem
 
 
 class LogThrottle:
-    """Allows one line per problem and REPEAT_SECONDS, by a wall clock."""
+    """Allows one line per problem and `seconds`, by any clock."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], seconds: float = REPEAT_SECONDS) -> None:
         self._now = now
+        self._seconds = seconds
         self._logged_at: dict[str, float] = {}
 
     def allows(self, trouble: str) -> bool:
         """Whether the caller should log the problem now; if so, it counts as logged."""
         now, last = self._now(), self._logged_at.get(trouble)
-        if last is not None and abs(now - last) < REPEAT_SECONDS:  # the clock may be set back by hours
+        if last is not None and abs(now - last) < self._seconds:  # the clock may be set back by hours
             return False
         self._logged_at[trouble] = now
         return True

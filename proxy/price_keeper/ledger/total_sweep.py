@@ -27,6 +27,7 @@ from price_keeper.ledger.aggregator import (
     build_total_key,
     list_active_counters,
     read_as_of,
+    read_counter_rows,
 )
 from price_keeper.ledger.counter_writes import SHARD_TTL_SECONDS
 from price_keeper.stores import schema
@@ -116,7 +117,7 @@ class TotalSweep:
 
     async def _sweep_batch(self, batch: Sequence[ActiveCounter]) -> int:
         """The number of totals that the store failed to bring up to date."""
-        totals = await self._store.get_many([build_total_key(each.counter) for each in batch])
+        totals = await read_counter_rows(self._store, [build_total_key(each.counter) for each in batch])
         now = self._clock.now()
         for each, total in zip(batch, totals, strict=True):
             self._known_as_of[each.counter[:3]] = as_of = read_as_of(total, now)

@@ -28,6 +28,7 @@ from price_keeper.ledger.aggregator import (
     ActiveCounter,
     build_shard_keys,
     build_total_key,
+    read_counter_rows,
     sum_items,
 )
 from price_keeper.ledger.known_totals import KnownTotal, KnownTotals, parse_counts, read_total
@@ -253,7 +254,7 @@ def _parse_scope(counter: Counter) -> Scope:
 
 async def _read_shards(store: Store, counters: Sequence[Counter]) -> dict[Counter, UsageCounts]:
     keys = [key for counter in counters for key in build_shard_keys(counter)]
-    items = iter(await store.get_many(keys, consistent=True))
+    items = iter(await read_counter_rows(store, keys, consistent=True))
     counts_by_counter = {}
     for counter in counters:
         shard_items = [next(items) for _ in range(counter.shards)]
@@ -266,7 +267,7 @@ async def _read_totals(
 ) -> Mapping[Counter, KnownTotal]:
     if known is not None:
         return await known.read(store, counters)
-    items = await store.get_many([build_total_key(counter) for counter in counters])
+    items = await read_counter_rows(store, [build_total_key(counter) for counter in counters])
     return {counter: read_total(item) for counter, item in zip(counters, items, strict=True)}
 
 
