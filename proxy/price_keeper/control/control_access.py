@@ -194,7 +194,11 @@ def get_session_principal(session: PageSession) -> Principal:
 
 def authorize(principal: Principal, route: ApiRoute, path: Mapping[str, str]) -> None:
     """Raise ApiError (403) if the caller may not use this route, whether or not the resource exists."""
-    if principal.is_admin or route.access_level in (AccessLevel.PUBLIC, AccessLevel.ANY_CLIENT):
+    if principal.is_admin or route.access_level is AccessLevel.PUBLIC:
+        return
+    if route.access_level is AccessLevel.ANY_CLIENT:
+        if principal.is_org_admin:
+            raise forbidden("an org's key does not show the status page; an access token of the org does")
         return
     if route.access_level is AccessLevel.ADMIN:
         raise forbidden("only the administrator may use this")
