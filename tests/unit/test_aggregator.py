@@ -394,7 +394,7 @@ async def test_totals_whose_look_fails_for_any_reason_are_looked_at_again(
     await spend(rec, 7)
     await rec.clock.advance(INTERVAL)
     with monkeypatch.context() as patch:
-        patch.setattr(one, "_is_stale", lambda *_: 1 / 0)
+        patch.setattr(one, "_is_stale", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             await one.run()
     await one.run()

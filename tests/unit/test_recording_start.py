@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import os
@@ -13,13 +14,16 @@ from pathlib import Path
 import pytest
 from price_keeper.config import Config
 from price_keeper.errors import JournalFull, JournalUnusable
-from price_keeper.ledger import segment
+from price_keeper.ledger import recording, segment
+from price_keeper.ledger.aggregator import Aggregator, build_total_key
 from price_keeper.ledger.journal import SealedSegment
+from price_keeper.ledger.known_totals import read_total
 from price_keeper.ledger.ledger_entries import ChargedCounters, Intent, Receipt, UsageCounts
 from price_keeper.ledger.recording import begin_journal, open_recording
 from price_keeper.ledger.recovery import recover
 from price_keeper.ledger.segment import encode_line
 from price_keeper.ledger.segment_sender import SegmentSender
+from price_keeper.ledger.total_sweep import TotalSweep
 from price_keeper.stores.contract import Store
 from price_keeper.telemetry.metrics import MetricsRegistry
 
@@ -252,3 +256,40 @@ async def test_metrics_tell_unrecoverable_calls_from_estimated_ones(tmp_path: Pa
         lines = telemetry.render_own().splitlines()
     assert "price_keeper_journal_lost_calls_total 2" in lines
     assert "price_keeper_journal_unrecoverable_calls_total 1" in lines
+
+
+@pytest.mark.parametrize("has_fresh_total", [False, True])
+async def test_graceful_end_leaves_a_total_that_has_the_last_calls(
+    tmp_path: Path, exact_store: Store, has_fresh_total: bool
+) -> None:
+    async with open_recording_harness(tmp_path / "other", exact_store) as rec:
+        if has_fresh_total:  # another process has just written it
+            rec.spend(5)
+            assert await rec.flusher.flush()
+            assert await TotalSweep(exact_store, rec.clock, Aggregator(exact_store, rec.clock, 60.0)).sweep()
+        async with open_recording(config_of(tmp_path / "journal"), exact_store, rec.clock) as running:
+            account = ChargedCounters.from_counters([rec.counter()])
+            number = running.flusher.journal.write_intent(Intent(account, int(rec.clock.now() * 1000), 7, 7, 0))
+            running.flusher.journal.record(number, Receipt(UsageCounts(1, pico=20)))
+            await running.finish()
+        total = read_total(await exact_store.get(build_total_key(rec.counter()), consistent=True))
+        assert total.counts.pico == (25 if has_fresh_total else 20)
+
+
+async def test_graceful_end_goes_on_when_totals_fail(
+    tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_recording(config_of(tmp_path), exact_store, ManualClock()) as running:
+        monkeypatch.setattr(running.aggregator, "run", lambda **_: 1 / 0)
+        await running.finish()
+    assert "a later sweep does it" in caplog.text
+
+
+async def test_graceful_end_does_not_wait_long_for_totals(
+    tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(recording, "LAST_FLUSH_TIMEOUT_SECONDS", 0.05)
+    async with open_recording(config_of(tmp_path), exact_store, ManualClock()) as running:
+        monkeypatch.setattr(running.aggregator, "run", lambda **_: asyncio.Event().wait())
+        await running.finish()
+    assert "the last totals take too long" in caplog.text

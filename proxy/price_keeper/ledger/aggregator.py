@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from bisect import bisect_left
@@ -139,15 +140,16 @@ class Aggregator:
         share = EARLIEST_LOOK + (LATEST_LOOK - EARLIEST_LOOK) * self._chance()
         return self._clock.monotonic() + self._interval * share - age
 
-    async def run(self) -> None:
-        """Once: look at the totals that are due."""
-        moment = self._clock.monotonic()
+    async def run(self, *, is_last: bool = False) -> None:
+        """Once: look at the totals that are due. `is_last`: at all that may lack an addition, and leave none to another
+        look."""
+        moment = math.inf if is_last else self._clock.monotonic()
         due = [pending for pending in self._pending.values() if pending.look_at <= moment]
         semaphore = asyncio.Semaphore(MAX_CONCURRENT_BATCHES)
 
         async def look(batch: Sequence[_PendingTotal]) -> list[StoreError]:
             async with semaphore:
-                return await self._look(batch)
+                return await self._look(batch, is_last)
 
         failures = [failure for each in await asyncio.gather(*map(look, _iterate_batches(due))) for failure in each]
         if failures:
@@ -157,11 +159,11 @@ class Aggregator:
         else:
             self.completed_at = self._clock.monotonic()
 
-    async def _look(self, batch: Sequence[_PendingTotal]) -> list[StoreError]:
+    async def _look(self, batch: Sequence[_PendingTotal], is_last: bool) -> list[StoreError]:
         for pending in batch:
             del self._pending[pending.counter[:3]]  # what is added from now on may not be in what is read
         try:
-            return await self._bring_up_to_date(batch)
+            return await self._bring_up_to_date(batch, is_last)
         except BaseException as failure:  # also when it is cancelled
             for pending in batch:
                 self._put_back(pending)
@@ -169,10 +171,14 @@ class Aggregator:
                 raise
             return [failure] * len(batch)
 
-    async def _bring_up_to_date(self, batch: Sequence[_PendingTotal]) -> list[StoreError]:
+    async def _bring_up_to_date(self, batch: Sequence[_PendingTotal], is_last: bool) -> list[StoreError]:
         totals = await read_counter_rows(self._store, [build_total_key(pending.counter) for pending in batch])
         now = self._clock.now()
-        stale = [pending for pending, total in zip(batch, totals, strict=True) if self._is_stale(pending, total, now)]
+        stale = [
+            pending
+            for pending, total in zip(batch, totals, strict=True)
+            if self._is_stale(pending, total, now, is_last=is_last)
+        ]
         written, failures = await self.write_totals([pending.counter for pending in stale])
         for pending in stale:
             if pending.counter in written:
@@ -181,7 +187,7 @@ class Aggregator:
                 self._put_back(pending)
         return list(failures.values())
 
-    def _is_stale(self, pending: _PendingTotal, total: Item | None, now: float) -> bool:
+    def _is_stale(self, pending: _PendingTotal, total: Item | None, now: float, *, is_last: bool) -> bool:
         """Whether this process has to write the total. If another one has just done it, look again later, unless that
         total includes everything."""
         as_of = read_as_of(total, now)
@@ -192,7 +198,7 @@ class Aggregator:
             self._count_lag(as_of - pending.first_at)
             pending.first_at = as_of
         if not includes_last:
-            if now - as_of >= self._interval * (EARLIEST_LOOK if includes_first else FRESH_SHARE):
+            if is_last or now - as_of >= self._interval * (EARLIEST_LOOK if includes_first else FRESH_SHARE):
                 return True
             pending.look_at = self._choose_look_at(now - as_of)
             self._put_back(pending)

@@ -150,17 +150,29 @@ class Recording:
         self.has_former_leases = False
 
     async def finish(self) -> None:
-        """Flush what is recorded; what the store does not take waits in the journal for the next start. Then, when no
-        call can begin any more, return the budget leases."""
+        """Flush what is recorded; what the store does not take waits in the journal for the next start. Then bring the
+        totals that lack its additions up to date, which no other process does soon, and return the budget leases, as
+        no call can begin any more."""
         self.flusher.journal.retry_unwritten()  # the next start would count an unwritten receipt as estimated
         try:
             async with asyncio.timeout(LAST_FLUSH_TIMEOUT_SECONDS):
-                await self.flusher.flush()
+                if await self.flusher.flush():
+                    await self._sum_last_additions()
         except TimeoutError:
-            _log.warning("the last flush takes too long; what is recorded waits in the journal for the next start")
+            _log.warning(
+                "the last totals take too long; a later sweep brings them up to date"
+                if self.flusher.is_fully_flushed
+                else "the last flush takes too long; what is recorded waits in the journal for the next start"
+            )
         await self.flusher.close()
         if self.flusher.is_fully_flushed:
             await self._return_leases()
+
+    async def _sum_last_additions(self) -> None:
+        try:
+            await self.aggregator.run(is_last=True)
+        except Exception as failure:  # whatever it is, leases are returned all the same
+            _log.error("the last totals are not brought up to date; a later sweep does it", exc_info=failure)
 
     async def _return_leases(self) -> None:
         try:
