@@ -191,6 +191,36 @@ async def test_rotated_org_key_has_its_grace_and_a_removed_one_none(api: Control
     assert (await api.ask("POST", f"/api/v1/orgs/{ORG[:-1]}f/admin-key", {})).status == 404
 
 
+@pytest.mark.parametrize("of", [API, f"{API}/apps/shop", f"{API}/apps/mine"], ids=["org", "app", "own app"])
+async def test_credentials_made_by_a_leaked_org_key_end_with_a_rotation_without_grace(
+    api: ControlHarness, of: str
+) -> None:
+    key, app = await make_key(api), of.partition("/apps/")[2]
+    if app == "mine":
+        await ask_with(api, key, "PUT", of, {"app_name": "Mine"})
+    made = (await ask_with(api, key, "POST", f"{of}/credentials/rotate", {"grace_hours": 168})).body
+    shown = {"X-Retrieval-Token": made["secret_retrieval_token"]}
+    given = (await api.ask("GET", f"{of}/credentials/secret", who=None, headers=shown)).body
+    login = {"client_id": made["client_id"], "client_secret": given["client_secret"]}
+    pair = (await api.ask("POST", "/auth/token", login, who=None)).body
+
+    async def try_all() -> list[int]:
+        bearer = {"Authorization": f"Bearer {pair['access_token']}"}
+        return [
+            (await ask_with(api, key, "GET", API)).status,
+            (await api.ask("GET", f"{of}/model-selection", who=None, headers=bearer)).status,
+            (await api.ask("POST", "/auth/token", login, who=None)).status,
+        ]
+
+    assert await try_all() == [200, 200, 200]
+    await make_key(api, grace=0)
+    assert await try_all() == [401, 200, 200]  # as docs/orgs.md says: they outlive the key
+    assert (await api.ask("POST", f"{of}/credentials/rotate", {"grace_hours": 0})).status == 200
+    assert await try_all() == [401, 401, 401]
+    refresh = {"refresh_token": pair["refresh_token"]}
+    assert (await api.ask("POST", "/auth/refresh", refresh, who=None)).status == 401
+
+
 async def test_org_key_removed_elsewhere_ends_within_a_minute(api: ControlHarness, tmp_path: Path) -> None:
     key = await make_key(api)
     async with open_control_harness(api.store, tmp_path / "there", api.clock) as there:
