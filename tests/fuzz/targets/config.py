@@ -91,7 +91,8 @@ def _outcome(text: str, environ: Mapping[str, str]) -> Config | tuple[str, ...]:
         holds(place, f"no place: {problem!r}")
         assert place is not None
         holds(place[1] is None or int(place[1]) <= lines, f"no such line: {problem!r} of {lines}")
-        holds("hunter2" not in problem, f"a secret is shown: {problem!r}")
+        is_of_another_key = problem.startswith(ENV_PREFIX) and "SECRET" not in problem.partition(":")[0]
+        holds("hunter2" not in problem or is_of_another_key, f"a secret is shown: {problem!r}")
     return found
 
 
