@@ -20,17 +20,17 @@ from price_keeper.operations import check_model_id, encode_model_id
 from price_keeper.parse_call import read_model_name
 from price_keeper.responder_wrapper import ResponderWrapper
 from price_keeper.upstream import json_splice
-from price_keeper.upstream.eventstream import MAX_PAYLOAD, EventFrame, FrameWatcher
-from price_keeper.vendor_apis import ANTHROPIC_PREFIX, ApiForm, build_error_document, read_error
+from price_keeper.upstream.eventstream import EventFrame, FrameWatcher
+from price_keeper.vendor_apis import COUNT_TOKENS, MESSAGES, ApiForm, build_error_document, read_error
 
-MESSAGES: Final = ANTHROPIC_PREFIX + b"messages"
-COUNT_TOKENS: Final = ANTHROPIC_PREFIX + b"messages/count_tokens"
 _QUERIES: Final = (b"", b"beta=true")  # of clients; the betas themselves are in a header
 _BETA: Final = b"anthropic-beta"
 _CLIENTS_OWN_BETAS: Final = ("claude-code-", "oauth-")  # about Anthropic's own service; Bedrock refuses them
 _BEDROCK_VERSION: Final = b'"bedrock-2023-05-31"'
 _MAX_ERROR_BYTES: Final = 256 * 1024
+_MAX_CHUNK_BYTES: Final = 1024 * 1024  # of Claude's chunks the largest holds the input of a tool
 
+_NO_LINE_ENDS: Final = bytes.maketrans(b"\r\n", b"  ")  # between members of JSON they mean nothing
 _JSON: Final = (b"content-type", b"application/json")
 _SERVER_SENT_EVENTS: Final = (b"content-type", b"text/event-stream; charset=utf-8")
 _EVENT_STREAM: Final = b"application/vnd.amazon.eventstream"
@@ -63,23 +63,29 @@ def to_invocation(request: Request) -> Invocation:
     body, names = request.body, ("model", "stream", "anthropic_version", "anthropic_beta", "max_tokens")
     try:
         spans = json_splice.find_members(body, names).spans
-        model = _read_model(body, spans.get("model"))
-        is_stream = _read_stream(body, spans.get("stream"))
-        for span in sorted((spans[name] for name in ("model", "stream") if name in spans), reverse=True):
-            body = json_splice.remove_member(body, span)
-        if "anthropic_version" not in spans:
-            body = _add(body, "anthropic_version", _BEDROCK_VERSION)
-        betas = _read_betas(request)
-        if betas and "anthropic_beta" not in spans:
-            body = _add(body, "anthropic_beta", orjson.dumps(betas))
-        if path == COUNT_TOKENS and "max_tokens" not in spans:
-            body = _add(body, "max_tokens", b"1")  # InvokeModel needs it, a count does not depend on it
     except json_splice.InvalidJsonObject as failure:
         raise InvalidRequest(f"the body {failure}") from None
+    model, is_stream = _read_model(body, spans.get("model")), _read_stream(body, spans.get("stream"))
+    added = {"anthropic_version": _BEDROCK_VERSION}
+    if betas := _read_betas(request):
+        added["anthropic_beta"] = orjson.dumps(betas)
+    if path == COUNT_TOKENS:
+        added["max_tokens"] = b"1"  # InvokeModel needs it, a count does not depend on it
+    for span in sorted((spans[name] for name in ("model", "stream") if name in spans), reverse=True):
+        body = json_splice.remove_member(body, span)
+    body = _add_members(body, {name: value for name, value in added.items() if name not in spans})
     operation = "count-tokens" if path == COUNT_TOKENS else "invoke-with-response-stream" if is_stream else "invoke"
     if path == COUNT_TOKENS:
         body = b'{"input":{"invokeModel":{"body":"%b"}}}' % b64encode(body)
     return Invocation(f"/model/{encode_model_id(model)}/{operation}".encode(), body)
+
+
+def _add_members(body: bytes, added: dict[str, bytes]) -> bytes:
+    """The object with these members at its end. The rest of it was validated when its members were found."""
+    end = body.rindex(b"}")
+    comma = b"," if added and body[:end].rstrip()[-1:] != b"{" else b""
+    members = b",".join(b'"%b":%b' % (name.encode(), value) for name, value in added.items())
+    return b"".join((body[:end], comma, members, body[end:]))
 
 
 def _read_model(body: bytes, span: tuple[int, int] | None) -> str:
@@ -94,18 +100,16 @@ def _read_model(body: bytes, span: tuple[int, int] | None) -> str:
 
 def _read_stream(body: bytes, span: tuple[int, int] | None) -> bool:
     value = b"false" if span is None else body[slice(*span)]
-    if value not in (b"true", b"false"):
+    if value not in (b"true", b"false", b"null"):
         raise InvalidRequest("the body's 'stream' is true or false")
     return value == b"true"
 
 
 def _read_betas(request: Request) -> list[str]:
+    if _BETA in request.repeated:
+        raise InvalidRequest("the header anthropic-beta comes only once; its values are separated by commas")
     names = request.headers.get(_BETA, b"").decode("latin-1").split(",")
     return [name.strip() for name in names if name.strip() and not name.strip().startswith(_CLIENTS_OWN_BETAS)]
-
-
-def _add(body: bytes, name: str, value: bytes) -> bytes:
-    return json_splice.add_member(body, json_splice.find_members(body, ()), name, value)
 
 
 class MessagesResponder(ResponderWrapper):
@@ -127,7 +131,7 @@ class MessagesResponder(ResponderWrapper):
         if status >= 400 or self._is_count:
             self._head = status, headers, bytearray()
         elif content_type.startswith(_EVENT_STREAM):
-            self._watcher = FrameWatcher({"chunk": MAX_PAYLOAD})
+            self._watcher = FrameWatcher({"chunk": _MAX_CHUNK_BYTES})
             self._responder.start(status, _replace_type(headers, _SERVER_SENT_EVENTS), None)
         else:
             self._responder.start(status, headers, length)
@@ -143,11 +147,11 @@ class MessagesResponder(ResponderWrapper):
         elif self._watcher is None:
             self._responder.write(data)
         else:
-            events = b"".join(map(_build_event, self._watcher.feed(data)))
-            if events:
-                self._responder.write(events)
-            if self._watcher.failure is not None:
-                self.abort()
+            events = [_build_event(frame) for frame in self._watcher.feed(data)]
+            if readable := b"".join(filter(None, events)):
+                self._responder.write(readable)
+            if None in events or self._watcher.failure is not None:
+                self.abort()  # what cannot be turned into an event must not be missing unnoticed
 
     def flush(self) -> None:
         if self._head is None:
@@ -183,8 +187,9 @@ def _replace_type(headers: Sequence[Header], content_type: Header) -> list[Heade
     return [content_type, *(header for header in headers if header[0] not in _REPLACED_HEADERS)]
 
 
-def _build_event(frame: EventFrame) -> bytes:
-    """The server-sent event of a chunk: its type, and its bytes as they are. Of an exception, Anthropic's error."""
+def _build_event(frame: EventFrame) -> bytes | None:
+    """The server-sent event of a chunk: its type, and its bytes as they are. For an exception, Anthropic's error. None
+    for a chunk that is none of Claude's."""
     if frame.kind != "event":
         code, message = frame.name, read_error({}, frame.payload)[1]
         document = build_error_document(ApiForm.ANTHROPIC, _STATUS_BY_EXCEPTION.get(code, 500), code, message)
@@ -193,5 +198,5 @@ def _build_event(frame: EventFrame) -> bytes:
         data = b64decode(orjson.loads(frame.payload)["bytes"])
         name = orjson.loads(data)["type"].encode()
     except (LookupError, TypeError, AttributeError, ValueError):
-        return b""
-    return b"event: %b\ndata: %b\n\n" % (name, data.replace(b"\n", b" "))
+        return None
+    return b"event: %b\ndata: %b\n\n" % (name, data.translate(_NO_LINE_ENDS))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from price_keeper.anthropic_messages import COUNT_TOKENS, MessagesResponder, is_messages_path, to_invocation
+from price_keeper.anthropic_messages import MessagesResponder, is_messages_path, to_invocation
 from price_keeper.auth.authenticate import Authenticator
 from price_keeper.auth.container_credentials import CredentialIssuer
 from price_keeper.budgets.label_selector import (
@@ -25,7 +25,7 @@ from price_keeper.budgets.label_selector import (
     run_in_thread_if_large,
 )
 from price_keeper.domain import Caller
-from price_keeper.errors import NotFound, Refusal, UnknownOperation
+from price_keeper.errors import InvalidRequest, NotFound, Refusal, UnknownOperation
 from price_keeper.exchange import Request, Responder, create_request_id_source
 from price_keeper.ledger.ledger_entries import CompletionListener
 from price_keeper.local_responses import send_error, send_json
@@ -41,6 +41,7 @@ from price_keeper.usage import guardrail_usage
 from price_keeper.usage.meter_factory import FREE_METER, CallMeter
 from price_keeper.usage.stream_usage import is_usage_only_event
 from price_keeper.vendor_apis import (
+    COUNT_TOKENS,
     VENDOR_PREFIXES,
     ApiForm,
     build_model,
@@ -113,6 +114,7 @@ class RequestHandler:
     async def __call__(self, request: Request, responder: Responder) -> None:
         response_headers: ResponseHeaders = [(b"x-price-keeper-request-id", self.new_request_id())]
         error_responder, counted_as = responder, NONE  # for a response that is an error, and for metrics
+        needed_format = ""  # of the label, where the request is written for one family of models
         shared: SharedResponse | None = None
         pending: tuple[CallOutcomeListener, ...] = ()  # to be told of the call's end, unless its meter takes them over
         try:
@@ -133,11 +135,13 @@ class RequestHandler:
                         return await self._list_models(request, responder, response_headers, form, model)
                     if is_messages_path(path):
                         await self._authenticate(request)  # before any byte of the body is parsed
-                        request.reserve_copies(2)
+                        request.reserve_copies(4 if path == COUNT_TOKENS else 3)
+                        request.headers.pop(b"accept", None)  # InvokeModel takes it for the type of the model's answer
                         request.target, request.body = await run_in_thread_if_large(
                             request.body, to_invocation, request
                         )
                         responder = error_responder = MessagesResponder(responder, is_count=path == COUNT_TOKENS)
+                        needed_format = "anthropic"
 
                 # 1 and 2: the caller, before any byte of the body is parsed; then what the call asks for.
                 route = self._routes.get(request.target) if request.method == b"POST" else None
@@ -156,6 +160,12 @@ class RequestHandler:
                     pending = (request.trace,)
                 if route is None:
                     route = await self._find_route(request, caller, parsed_call)
+
+                if needed_format and route.pricing is not None and route.pricing.format not in ("", needed_format):
+                    raise InvalidRequest(
+                        f"the Messages API takes labels of format {needed_format!r}; "
+                        f"{route.resolved.label!r} is of format {route.pricing.format!r}"
+                    )
 
                 # 3: a retry of a call that is under way, or has just succeeded, shares its response.
                 key = compute_retry_key(request, caller, headers)

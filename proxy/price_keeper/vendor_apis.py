@@ -20,6 +20,8 @@ _SHARED_PREFIX: Final = b"/v1/"
 VENDOR_PREFIXES: Final = (OPENAI_PREFIX, ANTHROPIC_PREFIX, _SHARED_PREFIX)
 _VERSION: Final = b"anthropic-version"
 _MODELS: Final = b"models"
+MESSAGES: Final = ANTHROPIC_PREFIX + b"messages"
+COUNT_TOKENS: Final = ANTHROPIC_PREFIX + b"messages/count_tokens"
 
 _OPENAI_TYPES: Final = {
     401: "authentication_error",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -135,6 +136,56 @@ async def test_hard_budget_bounds_a_response_and_writes_its_limit(port: DataPort
     assert "previous_response_id" in earlier.body["error"]["message"]
 
 
+LONG = "word " * 60_000  # 300 kB, which the last event of a stream repeats
+
+
+async def test_long_response_stream_is_charged_by_its_usage(port: DataPort) -> None:
+    for size in (50_000, 54_000, 60_000, 200_000):
+        before = only_sums(port).pico if port.bedrock.ledger else 0
+        await ask(port, RESPONSES_PATH, RESPONSE | {"stream": True, "instructions": "word " * size})
+        assert only_sums(port).estimated_requests == 0, size
+        assert only_sums(port).pico - before == of_ledger(port, "chat", PICO["economy"]).pico
+
+
+async def test_usage_in_the_callers_own_text_is_not_believed(port: DataPort) -> None:
+    """The first events repeat the tools; this one's schema looks like a usage, and the stream is cut."""
+    tool = {"type": "function", "name": "x", "parameters": {"usage": {"input_tokens": 1, "output_tokens": 1}}}
+    port.bedrock.plan({"fault": "cut", "after_frames": 6})
+    with pytest.raises(aiohttp.ClientPayloadError):
+        await ask(port, RESPONSES_PATH, RESPONSE | {"stream": True, "instructions": LONG, "tools": [tool]})
+    counts = only_sums(port)
+    assert counts.estimated_requests == 1
+    assert counts.input_tokens > 10_000
+    assert counts.output_tokens < 100  # the request that is repeated is no output
+
+
+async def test_hard_budget_refuses_content_of_a_tool_that_is_stored_elsewhere(port: DataPort) -> None:
+    await set_hard_budget(port, chat=1_000_000)
+    for block in ({"type": "input_image", "image_url": "https://a/b.png"}, {"type": "input_file", "file_id": "f"}):
+        item = {"type": "function_call_output", "call_id": "c", "output": [block]}
+        answer = await ask(port, RESPONSES_PATH, RESPONSE | {"input": [item]})
+        assert answer.status == 400
+        assert block["type"] in answer.body["error"]["message"]
+    item = {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "sunny"}]}
+    assert (await ask(port, RESPONSES_PATH, RESPONSE | {"input": [item]})).status == 200
+
+
+async def test_spent_quota_sends_no_response_to_a_model_of_another_format(port: DataPort) -> None:
+    await set_hard_budget(port, chat=1, standard=1_000_000)
+    answer = await ask(port, RESPONSES_PATH, RESPONSE)
+    assert answer.status == 400
+    assert not port.bedrock.ledger
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_retried_response_is_paid_once(port: DataPort, is_stream: bool) -> None:
+    id = {"amz-sdk-invocation-id": "00000000-0000-4000-8000-000000000001"}
+    first = await ask(port, RESPONSES_PATH, RESPONSE | {"stream": is_stream}, id)
+    again = await ask(port, RESPONSES_PATH, RESPONSE | {"stream": is_stream}, id)
+    assert first.data == again.data
+    assert len(port.bedrock.ledger) == 1
+
+
 async def test_embeddings_are_refused_with_an_alternative(port: DataPort) -> None:
     answer = await ask(port, "/v1/embeddings", {"model": "chat", "input": "hello"})
     assert answer.status == 400
@@ -186,6 +237,32 @@ async def test_tokens_of_a_message_are_counted_for_free(port: DataPort) -> None:
     message = await ask(port, MESSAGES_PATH, MESSAGES)
     assert counted.body == {"input_tokens": message.body["usage"]["input_tokens"]}
     assert only_sums(port).requests == 1
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_message_for_a_label_of_another_format_is_refused(port: DataPort, is_stream: bool) -> None:
+    answer = await ask(port, MESSAGES_PATH, MESSAGES | {"model": "chat", "stream": is_stream})
+    assert answer.status == 400
+    assert "'chat' is of format 'openai'" in answer.body["error"]["message"]
+    assert not port.bedrock.ledger
+
+
+async def test_repeated_betas_are_refused(port: DataPort) -> None:
+    head = f"POST {MESSAGES_PATH} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {port.token}\r\n"
+    body = json.dumps(MESSAGES).encode()
+    head += f"anthropic-beta: a\r\nanthropic-beta: b\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    host, _, number = port.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(number))
+    writer.write(head.encode() + body)
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    assert b"anthropic-beta comes only once" in answer
+
+
+async def test_accept_of_a_streaming_client_does_not_reach_invokemodel(port: DataPort) -> None:
+    await ask(port, MESSAGES_PATH, MESSAGES | {"stream": None}, {"accept": "text/event-stream"})
+    assert b"accept" not in {name.lower() for name, _ in port.bedrock.ledger[-1].headers}
 
 
 async def test_stream_broken_by_bedrock_ends_with_an_error_event(port: DataPort) -> None:

@@ -37,7 +37,9 @@ LARGE_BODY_BYTES: Final = 256 * 1024  # a larger body takes milliseconds to pars
 LABEL_HEADER: Final = b"x-price-keeper-label"
 UNREAD_RETRY_SECONDS = 3.0
 # Bodies of these operations are in the format of one model family.
-FORMAT_SPECIFIC_OPERATIONS: Final = find_operations(BodyForm.INVOKE) | find_operations(BodyForm.CHAT)
+FORMAT_SPECIFIC_OPERATIONS: Final = (
+    find_operations(BodyForm.INVOKE) | find_operations(BodyForm.CHAT) | find_operations(BodyForm.RESPONSES)
+)
 _MODE_HEADERS: Final = {mode: (b"x-price-keeper-mode", mode.value.encode()) for mode in Mode}
 EXCEEDED_HEADER: Final = _MODE_HEADERS[Mode.EXCEEDED]
 _QUOTA_HEADER: Final = b"x-price-keeper-quota-pct"

@@ -29,6 +29,7 @@ from price_keeper.ledger.ledger_entries import Receipt
 from price_keeper.operations import BodyForm, Operation, OperationPath, find_operations, parse_path
 from price_keeper.telemetry.build_info import get_version
 from price_keeper.telemetry.metrics import Samples
+from price_keeper.vendor_apis import COUNT_TOKENS, MESSAGES, find_form, replace_alias
 
 MAX_QUEUED_SPANS = 2048  # about 2 MB; further spans are dropped
 MAX_BATCH_SPANS = 512  # in one export
@@ -44,8 +45,10 @@ _PARENT, _STATE = "traceparent", "tracestate"
 _CONVENTIONAL_NAMES: Final = {
     BodyForm.CONVERSE: "chat",
     BodyForm.CHAT: "chat",
+    BodyForm.RESPONSES: "chat",
     BodyForm.INVOKE: "generate_content",
 }
+_MESSAGES: Final = {MESSAGES: Operation.INVOKE, COUNT_TOKENS: Operation.COUNT_TOKENS}
 _SPAN_NAMES: Final = {
     **{operation: operation.name.lower() for operation in Operation},
     **{each: name for form, name in _CONVENTIONAL_NAMES.items() for each in find_operations(form)},
@@ -174,9 +177,12 @@ async def open_tracing(config: TelemetryConfig) -> AsyncIterator[Tracing]:
 
 
 def _parse_target(request: Request) -> OperationPath | None:
-    """The operation of a request; None if it is none of Bedrock's."""
+    """The operation of a request; None if it is none of Bedrock's. Whether messages are streamed is not known yet."""
+    path = replace_alias(find_form(request), request.target.partition(b"?")[0])
+    if path in _MESSAGES:
+        return OperationPath(_MESSAGES[path])
     try:
-        return parse_path(request.target.partition(b"?")[0].decode("latin-1"))
+        return parse_path(path.decode("latin-1"))
     except ValueError:
         return None
 

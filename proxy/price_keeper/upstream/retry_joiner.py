@@ -24,7 +24,9 @@ ABANDONED_TTL_SECONDS = 120.0  # how long a response without readers is still ke
 
 # A response of status 200 that failed after all has a frame of such a type, or lacks the last event.
 _ERROR_FRAME = re.compile(rb"\x0d:message-type\x07\x00(?:\x09exception|\x05error)")
-_LAST_EVENT = b"data: [DONE]"
+_LAST_EVENT = re.compile(
+    rb'(?:\A|\n)(?:data: ?\[DONE\]|(?:event: ?|data: ?\{"type": ?")response\.(?:completed|incomplete)\b)'
+)
 _EVENT_STREAM, _SERVER_SENT_EVENTS = b"application/vnd.amazon.eventstream", b"text/event-stream"
 
 
@@ -157,7 +159,7 @@ class SharedResponse:
         kind = (b"\n" + self._head[1]).partition(b"\ncontent-type\n")[2].partition(b"\n")[0].lower()
         if kind.startswith(_EVENT_STREAM):
             return _ERROR_FRAME.search(b"".join(self._retained)) is None
-        return not kind.startswith(_SERVER_SENT_EVENTS) or _LAST_EVENT in b"".join(self._retained)
+        return not kind.startswith(_SERVER_SENT_EVENTS) or _LAST_EVENT.search(b"".join(self._retained)) is not None
 
     def _is_abandoned(self) -> bool:
         return self._joiner.now() - self._last_reader_left_at > ABANDONED_TTL_SECONDS

@@ -15,7 +15,7 @@ import json
 import re
 from base64 import b64decode
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -353,37 +353,73 @@ class ChatStream:
             self._is_complete = True
 
 
-_FINAL_TYPES: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
-_KEPT_OF_LARGE_EVENT: Final = 64 * 1024  # its end has the usage
+# The type of an event of a response, from its beginning: the caller's own text may stand in any other place.
+_RESPONSE_TYPE: Final = re.compile(rb'(?:event: ?|data: ?\{"type": ?")(error|response\.[a-z_.]+)')
+_FINAL_TYPES: Final = frozenset({b"response.completed", b"response.incomplete", b"response.failed"})
+_DELTA: Final = b".delta"
+_MAX_FINAL_EVENT_BYTES: Final = 4 * 1024 * 1024  # it repeats the request and the whole response; parsed in 10 ms
 
 
-class ResponsesStream(ChatStream):
-    """The server-sent events of OpenAI's responses. The last one repeats the whole response, with its usage."""
+def _read_response_type(event: bytes | bytearray) -> bytes:
+    found = _RESPONSE_TYPE.match(event)
+    return b"" if found is None else found[1]
 
-    __slots__ = ()
+
+class ResponsesStream:
+    """The server-sent events of OpenAI's responses. The last one repeats the whole response, with its usage; only there
+    usage counts, because the events before repeat what the caller sent."""
+
+    __slots__ = ("_delta_bytes", "_delta_count", "_headers", "_partial_usage", "_splitter", "_usage", "has_failed")
 
     def __init__(self, headers: Mapping[bytes, bytes] = NO_HEADERS) -> None:
-        super().__init__(headers)
-        self._splitter = _EventSplitter(_KEPT_OF_LARGE_EVENT)
+        self._headers = headers
+        self._splitter = _EventSplitter(_is_final_event, _MAX_FINAL_EVENT_BYTES)
+        self._delta_count = 0
+        self._delta_bytes = 0
+        self._usage: Usage | None = None
+        self._partial_usage: Usage | None = None
+        self.has_failed = False
 
     def feed(self, data: bytes) -> None:
-        super().feed(data)
-        end = self._splitter.take_end_of_large_event()
-        if end:
-            usage = find_last_object(end, "usage", "input_tokens")
-            self._read_response({"usage": usage} if usage else None)
+        if b"\r" in data:
+            data = data.replace(b"\r", b"")
+        for event in self._splitter.feed(data).split(_EVENT_END):
+            self._read_event(event)
+
+    def usage(self) -> Usage | None:
+        if self._usage is None:
+            self._read_event(self._splitter.unfinished)  # a server may leave out the empty line after its last event
+        return self._usage
+
+    def partial_usage(self) -> Usage | None:
+        return self.usage() or self._partial_usage
+
+    def estimate_output(self) -> int:
+        usage = self.usage()
+        if usage is not None and usage.output:
+            return usage.output
+        excess = self._delta_bytes - self._delta_count * ORDINARY_FRAME_BYTES
+        return max(TOKENS_PER_FRAME * self._delta_count, excess // BYTES_PER_TOKEN)
+
+    def has_output(self) -> bool:
+        return True  # the events are not kept, so it is not known whether they had text
 
     def _read_event(self, event: bytes) -> None:
-        if len(event) <= MAX_EVENT_BYTES and _USAGE.search(event):
+        kind = _read_response_type(event)
+        if kind.endswith(_DELTA):
+            self._delta_count += 1
+            self._delta_bytes += len(event)
+        elif kind in _FINAL_TYPES and len(event) <= _MAX_FINAL_EVENT_BYTES:
             document = parse_json(_join_event_data(event))
-            if isinstance(document, dict) and document.get("type") in _FINAL_TYPES:
-                self._read_response(document.get("response"))
+            response = document.get("response") if isinstance(document, dict) else None
+            if isinstance(response, dict):
+                self._usage = model_families.read_responses(response, self._headers)
+                self._partial_usage = model_families.read_responses(response, self._headers, needs_output=False)
+        self.has_failed = self.has_failed or kind in (b"error", b"response.failed")
 
-    def _read_response(self, response: Any) -> None:
-        if isinstance(response, dict):
-            self._usage = model_families.read_responses(response, self._headers) or self._usage
-            self._partial_usage = model_families.read_responses(response, self._headers, needs_output=False)
-            self._is_complete = self._usage is not None
+
+def _is_final_event(start: bytes | bytearray) -> bool:
+    return _read_response_type(start) in _FINAL_TYPES
 
 
 def is_usage_only_event(event: bytes) -> bool:
@@ -425,17 +461,22 @@ def _join_event_data(event: bytes) -> bytes:
     return b"\n".join(line[5:] for line in event.split(b"\n") if line.startswith(b"data:"))
 
 
+def _is_never_kept(_: bytes | bytearray) -> bool:
+    return False
+
+
 class _EventSplitter:
-    """Cuts a stream after complete events. Of an incomplete event it holds only as much as could ever be read; of one
-    that is too large, the end."""
+    """Cuts a stream after complete events. Of an incomplete event it holds only as much as could ever be read."""
 
-    __slots__ = ("_buffer", "_end_of_large_event", "_is_skipping", "_kept_bytes")
+    __slots__ = ("_buffer", "_is_kept", "_is_skipping", "_most_bytes")
 
-    def __init__(self, kept_bytes: int = 1) -> None:
-        """`kept_bytes` is how much is kept of the end of a large event: at least one of the two bytes that end it."""
+    def __init__(
+        self, is_kept: Callable[[bytes | bytearray], bool] = _is_never_kept, most_bytes: int = MAX_EVENT_BYTES
+    ) -> None:
+        """Events of which `is_kept` says so by their beginning may have `most_bytes`, all others MAX_EVENT_BYTES."""
         self._buffer = bytearray()
-        self._kept_bytes = kept_bytes
-        self._end_of_large_event = b""
+        self._is_kept = is_kept
+        self._most_bytes = most_bytes
         self._is_skipping = False  # within the rest of an event that is too large
 
     def feed(self, data: bytes) -> bytes:
@@ -452,7 +493,7 @@ class _EventSplitter:
         del self._buffer[:end]
         if self._is_skipping:
             self._is_skipping = False
-            self._end_of_large_event, _, events = events.partition(_EVENT_END)
+            events = events[events.find(_EVENT_END) + len(_EVENT_END) :]
         self._trim_buffer()
         return events
 
@@ -460,16 +501,12 @@ class _EventSplitter:
     def unfinished(self) -> bytes:
         return bytes(self._buffer)
 
-    def take_end_of_large_event(self) -> bytes:
-        """The end of the last event that was too large to be read, once."""
-        end, self._end_of_large_event = self._end_of_large_event, b""
-        return end
-
     def _trim_buffer(self) -> None:
-        if len(self._buffer) > MAX_EVENT_BYTES + 1:  # one more for the first of the two bytes that end it
+        size = len(self._buffer) - 1  # it may have the first of the two bytes that end it
+        if size > self._most_bytes or (size > MAX_EVENT_BYTES and not self._is_kept(self._buffer)):
             self._is_skipping = True
         if self._is_skipping:
-            del self._buffer[: -self._kept_bytes]  # its last byte may be the first of the two that end the event
+            del self._buffer[:-1]  # the last byte may be the first of the two that end the event
 
 
 class ConverseStream:

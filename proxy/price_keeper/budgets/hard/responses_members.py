@@ -39,16 +39,24 @@ def _read_content(bound: TokenBound, value: Any) -> None:
     read_text_or_blocks(bound, value, _BLOCK_MEMBERS)
 
 
-def _read_call(bound: TokenBound, value: Any) -> None:
+def _read_arguments(bound: TokenBound, value: Any) -> None:
     bound.tokens += TOOL_BLOCK_TOKENS
+    read_text(bound, value)
+    bound.add_json(value)
+
+
+def _read_output(bound: TokenBound, value: Any) -> None:
+    """Of a function: a text, or blocks like those of a message."""
+    bound.tokens += TOOL_BLOCK_TOKENS
+    _read_content(bound, value)
     bound.add_json(value)
 
 
 _CALL_MEMBERS: dict[str, MemberReader] = {**ignore_members("type", "id", "call_id", "status", "name")}
 _ITEM_MEMBERS: dict[str, dict[str, MemberReader]] = {
     "message": {**ignore_members("type", "id", "role", "status", "phase"), "content": _read_content},
-    "function_call": {**_CALL_MEMBERS, "arguments": _read_call},
-    "function_call_output": {**_CALL_MEMBERS, "output": _read_call},
+    "function_call": {**_CALL_MEMBERS, "arguments": _read_arguments},
+    "function_call_output": {**_CALL_MEMBERS, "output": _read_output},
 }
 
 
