@@ -126,27 +126,27 @@ async def test_concurrent_single_writes_all_count(exact_store: Store, pk: str) -
     assert await exact_store.get(key, consistent=True) == {"requests": 100, "cost_usd_micros": 25}
 
 
-async def test_concurrent_creations_have_one_winner(store: Store, pk: str) -> None:
+async def test_concurrent_creations_have_one_winner(exact_store: Store, pk: str) -> None:
     key = Key("request-dedup", pk, "MARKER")
-    attempts = (store.put(Put(key, {"winner": number}, ItemMissing())) for number in range(30))
+    attempts = (exact_store.put(Put(key, {"winner": number}, ItemMissing())) for number in range(30))
     outcomes = await asyncio.gather(*attempts, return_exceptions=True)
     assert [type(outcome).__name__ for outcome in outcomes].count("ConditionFailed") == 29
-    found = await store.get(key, consistent=True)
+    found = await exact_store.get(key, consistent=True)
     assert found == {"winner": outcomes.index(None)}
 
 
-async def test_concurrent_deletes_return_item_once(store: Store, pk: str) -> None:
+async def test_concurrent_deletes_return_item_once(exact_store: Store, pk: str) -> None:
     key = Key("secret-retrieval-tokens", pk)
-    await store.put(Put(key, {"sealed": b"x"}))
-    outcomes = await asyncio.gather(*(store.delete(Delete(key)) for _ in range(30)))
+    await exact_store.put(Put(key, {"sealed": b"x"}))
+    outcomes = await asyncio.gather(*(exact_store.delete(Delete(key)) for _ in range(30)))
     assert [outcome for outcome in outcomes if outcome is not None] == [{"sealed": b"x"}]
 
 
-async def test_of_many_who_exchange_one_gets_what_stood_there(store: Store, pk: str) -> None:
+async def test_of_many_who_exchange_one_gets_what_stood_there(exact_store: Store, pk: str) -> None:
     key = Key("secret-retrieval-tokens", pk)
-    await store.put(Put(key, {"sealed": b"x"}))
+    await exact_store.put(Put(key, {"sealed": b"x"}))
     update = Update(key, remove=("sealed",), set={"used": True}, condition=AttributeExists("sealed"))
-    outcomes = await asyncio.gather(*(store.exchange(update) for _ in range(30)), return_exceptions=True)
+    outcomes = await asyncio.gather(*(exact_store.exchange(update) for _ in range(30)), return_exceptions=True)
     assert [each for each in outcomes if not isinstance(each, ConditionFailed)] == [{"sealed": b"x"}]
 
 

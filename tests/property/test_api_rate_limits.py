@@ -54,5 +54,5 @@ def test_callers_are_bounded() -> None:
     rates = LocalApiRateLimiter(lambda: 0.0, 1, 0.001)
     for number in range(3 * limits.MAX_CALLERS):
         assert rates.take_now(str(number)).wait_seconds == 0
-    assert len(rates._buckets) <= limits.MAX_CALLERS
+    assert len(rates._buckets._empty_at) <= limits.MAX_CALLERS
     assert rates.take_now(str(number)).wait_seconds > 0

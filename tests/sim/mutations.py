@@ -262,9 +262,9 @@ MISTAKES = {
         BudgetLeaseFile, "_write", _never_sound_again, "hard", 10_017
     ),
     "a debt that no bucket can pay at once": Mistake(
-        RateLease, "find_unpayable_debt", lambda *_: None, "limits", 20_650
+        RateLease, "find_unpayable_debt", lambda *_: None, "limits", 21_430
     ),
     "a refusal that is taken for the end of it": Mistake(
-        TransactionSender, "may_arrive", lambda *_: False, "limits", 20_650
+        TransactionSender, "may_arrive", lambda *_: False, "limits", 20_960
     ),
 }

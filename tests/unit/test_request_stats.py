@@ -108,7 +108,7 @@ def test_first_byte_time_is_reported_for_streams_only() -> None:
     for operation in Operation:
         traffic.get_stats(operation.name, "premium").record_response(200, 0.0, 0.1, 0.5, 0.5, 0.6)
     operations = {lane.operation for lane in traffic.operations if sum(lane.times_to_first_byte.counts)}
-    assert operations == {"converse_stream", "invoke_stream", "chat_completions"}
+    assert operations == {"converse_stream", "invoke_stream", "chat_completions", "responses"}
 
 
 def test_added_latency_is_summed_over_labels() -> None:
