@@ -217,8 +217,10 @@ async def test_requests_waiting_for_store_block_neither_probes_nor_administrator
     gate.set()
     assert await administrator.status() == 200
     found = Counter([await each.status() for each in asked])
-    assert found[200] >= DEFAULT_PORT_LIMITS.max_per_network // 2
-    assert found.keys() <= {200, 503}  # a refusal says so: no request in progress is cut
+    slots = DEFAULT_PORT_LIMITS.max_per_network * 13 // 16
+    assert found[200] >= slots  # no request that holds a slot is cut
+    assert found.keys() <= {200, 503, 0}
+    assert found[0] <= len(PROBES) + 1  # one without a slot may be closed for each that came later
 
 
 async def test_status_pages_survive_half_sent_bodies_and_block_no_probe(api: ControlHarness, client: Client) -> None:

@@ -165,6 +165,8 @@ class ControlDispatcher:
         if route.access_level is not AccessLevel.PUBLIC:
             if services.authenticator.may_be_forged(request.headers):
                 _acquire_slot(_get_connection(request), SlotClass.UNVERIFIED)
+            else:  # so that it is not evicted while the store is asked; an administrator may get a slot later
+                _get_connection(request).acquire_slot(SlotClass.CLIENT)
             principal = await services.authenticator.authenticate(request.headers, address, is_change=not route.is_read)
         # Logins are exempt: otherwise another client with the same address could use up the limit and block them.
         if not (route.is_authenticated_by_secret or route.is_rate_limit_exempt):
