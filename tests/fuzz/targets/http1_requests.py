@@ -70,10 +70,11 @@ def one(data: bytes) -> None:
 
 
 def _has_known_connection_options(message: Message) -> bool:
-    """Of others, such as "upgrection: upgradh2c", llhttp may see a "close" in several pieces and none in one. The
-    connection then ends after its answer, and says so."""
+    """Of others, such as "upgrection: upgradh2c", or "upgrade" without that header, llhttp may see a "close" in several
+    pieces and none in one. The connection then ends after its answer, and says so."""
     options = {option.strip().lower() for value in message.all(b"connection") for option in value.split(b",")}
-    return options <= {b"close", b"keep-alive", b"upgrade", b"http2-settings", b"te", b""}
+    named = {b"upgrade", b"http2-settings"} if message.all(b"upgrade") else set()
+    return options <= {b"close", b"keep-alive", b"te", b"", *named}
 
 
 def _expected(sent: bytes) -> list[Message]:
