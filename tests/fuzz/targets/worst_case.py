@@ -29,14 +29,14 @@ TARIFF = build_price_table(
 )
 UNITS = {"topicPolicyUnits": 150, "contentPolicyUnits": 150, "contentPolicyImageUnits": 750}
 PRICES = cost_ceiling.CallPrices([TARIFF], UNITS, 7)
-OPERATIONS = (Operation.INVOKE, Operation.CONVERSE, Operation.CHAT_COMPLETIONS, *Operation)
+OPERATIONS = (Operation.INVOKE, Operation.CONVERSE, Operation.CHAT_COMPLETIONS, Operation.RESPONSES, *Operation)
 FORMATS = ("anthropic", "nova", "titan", "llama", "mistral", "cohere", "ai21", "deepseek", "openai", "")
 MODELS = ("anthropic.claude-v2:1", "amazon.titan-embed-text-v2:0", "")
 OF_TOKENS = (Operation.INVOKE, Operation.INVOKE_STREAM, Operation.CONVERSE, Operation.CONVERSE_STREAM,
-             Operation.CHAT_COMPLETIONS)  # fmt: skip
+             Operation.CHAT_COMPLETIONS, Operation.RESPONSES)  # fmt: skip
 
 CAPS = ("max_tokens", "maxTokens", "max_completion_tokens", "max_gen_len", "maxTokenCount", "max_new_tokens",
-        "max_tokens_to_sample")  # fmt: skip
+        "max_tokens_to_sample", "max_output_tokens")  # fmt: skip
 TIMES = ("n", "num_generations", "numResults")  # fmt: skip
 PLACES = ("inferenceConfig", "textGenerationConfig",
          "additionalModelRequestFields")  # fmt: skip
@@ -45,7 +45,7 @@ NAMES = (*CAPS, *TIMES, *PLACES, "messages", "role", "content", "text",
          "inputSchema", "json", "type", "thinking", "budget_tokens", "image", "source", "bytes", "toolUse",
          "toolResult", "input", "function", "parameters", "texts", "documents", "guardrailConfig", "stop_sequences",
          "anthropic_version", "requestMetadata", "serviceTier", "temperature", "cachePoint", "chat_history",
-         "input_schema", "cache_control", "stream", "model")  # fmt: skip
+         "input_schema", "cache_control", "stream", "model", "instructions", "arguments", "output")  # fmt: skip
 TEXTS = ("user", "text", "assistant", "a word or two", "function", "image", "custom", "tool_use", "tool_result",
          "default", "flex", "data:image/png;base64,AAAA", "clear_thinking")  # fmt: skip
 WORDS = tuple(b'"%b":' % name.encode() for name in NAMES)
