@@ -16,11 +16,12 @@ import orjson
 
 from price_keeper.errors import InvalidRequest, UnknownOperation
 from price_keeper.exchange import Header, Request, Responder
-from price_keeper.operations import check_model_id, encode_model_id
-from price_keeper.parse_call import read_model_name
+from price_keeper.operations import encode_model_id
+from price_keeper.parse_call import require_model
 from price_keeper.responder_wrapper import ResponderWrapper
 from price_keeper.upstream import json_splice
 from price_keeper.upstream.eventstream import EventFrame, FrameWatcher
+from price_keeper.usage.usage_reader import EVENT_STREAM
 from price_keeper.vendor_apis import COUNT_TOKENS, MESSAGES, ApiForm, build_error_document, read_error
 
 _QUERIES: Final = (b"", b"beta=true")  # of clients; the betas themselves are in a header
@@ -33,7 +34,6 @@ _MAX_CHUNK_BYTES: Final = 1024 * 1024  # of Claude's chunks the largest holds th
 _NO_LINE_ENDS: Final = bytes.maketrans(b"\r\n", b"  ")  # between members of JSON they mean nothing
 _JSON: Final = (b"content-type", b"application/json")
 _SERVER_SENT_EVENTS: Final = (b"content-type", b"text/event-stream; charset=utf-8")
-_EVENT_STREAM: Final = b"application/vnd.amazon.eventstream"
 _REPLACED_HEADERS: Final = frozenset({b"content-type", b"x-amzn-bedrock-content-type"})
 _STATUS_BY_EXCEPTION: Final = {
     "throttlingException": 429,
@@ -65,7 +65,7 @@ def to_invocation(request: Request) -> Invocation:
         spans = json_splice.find_members(body, names).spans
     except json_splice.InvalidJsonObject as failure:
         raise InvalidRequest(f"the body {failure}") from None
-    model, is_stream = _read_model(body, spans.get("model")), _read_stream(body, spans.get("stream"))
+    model, is_stream = require_model(body, "model", spans.get("model")), _read_stream(body, spans.get("stream"))
     added = {"anthropic_version": _BEDROCK_VERSION}
     if betas := _read_betas(request):
         added["anthropic_beta"] = orjson.dumps(betas)
@@ -86,16 +86,6 @@ def _add_members(body: bytes, added: dict[str, bytes]) -> bytes:
     comma = b"," if added and body[:end].rstrip()[-1:] != b"{" else b""
     members = b",".join(b'"%b":%b' % (name.encode(), value) for name, value in added.items())
     return b"".join((body[:end], comma, members, body[end:]))
-
-
-def _read_model(body: bytes, span: tuple[int, int] | None) -> str:
-    model = read_model_name(body, span)
-    if not model:
-        raise InvalidRequest("the body's 'model' names the model: a label or a model's id")
-    try:
-        return check_model_id(model)
-    except ValueError as failure:
-        raise InvalidRequest(str(failure)) from None
 
 
 def _read_stream(body: bytes, span: tuple[int, int] | None) -> bool:
@@ -130,7 +120,7 @@ class MessagesResponder(ResponderWrapper):
         content_type = dict(headers).get(b"content-type", b"").lower()
         if status >= 400 or self._is_count:
             self._head = status, headers, bytearray()
-        elif content_type.startswith(_EVENT_STREAM):
+        elif content_type.startswith(EVENT_STREAM):
             self._watcher = FrameWatcher({"chunk": _MAX_CHUNK_BYTES})
             self._responder.start(status, _replace_type(headers, _SERVER_SENT_EVENTS), None)
         else:

@@ -149,7 +149,8 @@ class RequestHandler:
                     counted_as = route.call.operation.name
                 caller = self._authenticator.cached(request)
                 if caller is None:
-                    caller = await self._authenticate(request)
+                    await switch_to_task()
+                    caller = await self._authenticator.load(request)
 
                 if route is None:
                     parsed_call = await run_in_thread_if_large(request.body, parse_call, request)

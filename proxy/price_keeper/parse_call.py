@@ -105,7 +105,7 @@ def parse_call(request: Request) -> ParsedCall:
     except ValueError as failure:
         raise InvalidRequest(str(failure)) from None
     if target is None or request.method not in target.operation.traits.methods:
-        raise build_unknown_operation(path)
+        raise _build_unknown_operation(path)
     if target.operation is Operation.EMBEDDINGS:
         raise InvalidRequest(
             "Bedrock has no embeddings in OpenAI's form; call InvokeModel of an embedding model, such as "
@@ -126,7 +126,7 @@ def parse_call(request: Request) -> ParsedCall:
     return _parse_model_in_body(target, request.body)
 
 
-def build_unknown_operation(path: str) -> UnknownOperation:
+def _build_unknown_operation(path: str) -> UnknownOperation:
     """The refusal of a path that is not served, with what to do instead."""
     instead = next((instead for part, instead in _INSTEAD.items() if part in path), "")
     return UnknownOperation(
@@ -149,11 +149,16 @@ def _parse_model_in_body(target: OperationPath, body: bytes) -> ParsedCall:
             )
     except json_splice.InvalidJsonObject as failure:
         raise InvalidRequest(f"the body {failure}") from None
-    model = read_model_name(body, span)
+    return ParsedCall(target.operation, require_model(body, key, span), target, span)
+
+
+def require_model(body: bytes, key: str, span: tuple[int, int] | None) -> str:
+    """The model's name in the body, at `span`, where `key` names it. Raises InvalidRequest."""
+    model = _read_model_name(body, span)
     if not model:
         raise InvalidRequest(f"the body's {key!r} names the model: a label or a model's id")
     try:
-        return ParsedCall(target.operation, check_model_id(model), target, span)
+        return check_model_id(model)
     except ValueError as failure:
         raise InvalidRequest(str(failure)) from None
 
@@ -166,7 +171,7 @@ def locate_model(parsed_call: ParsedCall, body: bytes) -> ParsedCall:
     return parsed_call._replace(model_span=json_splice.find_members(body, (key,)).spans[key])
 
 
-def read_model_name(body: bytes, span: tuple[int, int] | None) -> str:
+def _read_model_name(body: bytes, span: tuple[int, int] | None) -> str:
     """The model's name in the body; empty if there is none, or no valid one."""
     if span is None or span[1] - span[0] > _MAX_MODEL_NAME_BYTES:
         return ""

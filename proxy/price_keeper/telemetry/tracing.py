@@ -24,9 +24,10 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from price_keeper.config.config_sections import TelemetryConfig
 from price_keeper.domain import PICO_PER_USD, Caller
-from price_keeper.exchange import FlowControl, Handler, Header, Request, Responder
+from price_keeper.exchange import Handler, Header, Request, Responder
 from price_keeper.ledger.ledger_entries import Receipt
 from price_keeper.operations import BodyForm, Operation, OperationPath, find_operations, parse_path
+from price_keeper.responder_wrapper import ResponderWrapper
 from price_keeper.telemetry.build_info import get_version
 from price_keeper.telemetry.metrics import Samples
 from price_keeper.vendor_apis import COUNT_TOKENS, MESSAGES, find_form, replace_alias
@@ -187,28 +188,17 @@ def _parse_target(request: Request) -> OperationPath | None:
         return None
 
 
-class _TracedResponder:
+class _TracedResponder(ResponderWrapper):
     """Wraps the responder of one call and observes the call, to fill in the attributes of its span."""
 
     def __init__(self, span: Span, operation: str, model: str, responder: Responder) -> None:
+        super().__init__(responder)
         self._span = span
         self._operation = operation
         self._model = model
-        self._responder = responder
         self._has_written = self._is_finished = False
 
     # The responder.
-
-    @property
-    def has_started(self) -> bool:
-        return self._responder.has_started
-
-    @property
-    def is_disconnected(self) -> bool:
-        return self._responder.is_disconnected
-
-    def attach(self, flow: FlowControl) -> None:
-        self._responder.attach(flow)
 
     def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
         if self._span.is_recording():
@@ -220,9 +210,6 @@ class _TracedResponder:
             self._has_written = True
             self._span.add_event("price_keeper.first_byte")
         self._responder.write(data)
-
-    def flush(self) -> None:
-        self._responder.flush()
 
     def finish(self) -> None:
         self._is_finished = True

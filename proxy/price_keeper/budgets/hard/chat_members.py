@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from price_keeper.budgets.hard.token_bound import (
@@ -72,15 +73,23 @@ read_messages = make_messages_reader(_MESSAGE_MEMBERS)
 _TOOL_MEMBERS: dict[str, MemberReader] = {"type": ignore, "function": read_json}
 
 
-def read_tools(bound: TokenBound, value: Any) -> None:
-    for tool in require_tools(bound, value):
-        kind = require_object(tool, "a tool").get("type")
-        if kind != "function":
-            raise build_unbounded_error(
-                f"a tool of type {quote_name(kind)}", "only functions are known to be the caller's own"
-            )
-        bound.tokens += TOOL_TOKENS
-        read_members(bound, tool, _TOOL_MEMBERS, "a tool")
+def make_tools_reader(readers: Mapping[str, MemberReader]) -> MemberReader:
+    """A reader of tools with these members, each of which has to be a function."""
+
+    def read(bound: TokenBound, value: Any) -> None:
+        for tool in require_tools(bound, value):
+            kind = require_object(tool, "a tool").get("type")
+            if kind != "function":
+                raise build_unbounded_error(
+                    f"a tool of type {quote_name(kind)}", "only functions are known to be the caller's own"
+                )
+            bound.tokens += TOOL_TOKENS
+            read_members(bound, tool, readers, "a tool")
+
+    return read
+
+
+read_tools = make_tools_reader(_TOOL_MEMBERS)
 
 
 def read_documents(bound: TokenBound, value: Any) -> None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from price_keeper.budgets.hard.chat_members import make_tools_reader
 from price_keeper.budgets.hard.token_bound import (
     MESSAGE_TOKENS,
     TOOL_BLOCK_TOKENS,
-    TOOL_TOKENS,
     MemberReader,
     TokenBound,
     build_unbounded_error,
@@ -23,7 +23,6 @@ from price_keeper.budgets.hard.token_bound import (
     read_text_or_blocks,
     require_list,
     require_object,
-    require_tools,
 )
 
 _TEXT_MEMBERS: dict[str, MemberReader] = {**ignore_members("type", "annotations", "logprobs"), "text": read_text}
@@ -80,17 +79,6 @@ _TOOL_MEMBERS: dict[str, MemberReader] = {
 }
 
 
-def _read_tools(bound: TokenBound, value: Any) -> None:
-    for tool in require_tools(bound, value):
-        kind = require_object(tool, "a tool").get("type")
-        if kind != "function":
-            raise build_unbounded_error(
-                f"a tool of type {quote_name(kind)}", "only functions are known to be the caller's own"
-            )
-        bound.tokens += TOOL_TOKENS
-        read_members(bound, tool, _TOOL_MEMBERS, "a tool")
-
-
 MEMBERS: dict[str, MemberReader] = {
     **ignore_members("background", "include", "max_output_tokens", "max_tool_calls", "metadata", "model"),
     **ignore_members("parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
@@ -99,5 +87,5 @@ MEMBERS: dict[str, MemberReader] = {
     "input": _read_input,
     "instructions": read_text,
     "text": read_json,
-    "tools": _read_tools,
+    "tools": make_tools_reader(_TOOL_MEMBERS),
 }
