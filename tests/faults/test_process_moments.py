@@ -27,6 +27,7 @@ from tests.support.sidecar_crashes import (
     check_against_ledger,
 )
 from tests.support.sidecar_trials import FaultTrial, read_counts_by_label, run_trial, wait_until
+from tests.support.simulated import read_ledger
 from tests.support.workers import has_exited, run_workers
 
 KILLS = int(os.environ.get("PRICE_KEEPER_KILLS", "6"))
@@ -36,9 +37,9 @@ def test_kill_during_start_and_recovery_counts_once(tmp_path: Path) -> None:
     chance = random.Random(20261119)
     with run_trial(tmp_path) as trial:
         lineup = trial.add_sidecar()
-        trial.bedrock.plan(always={"latency_ms": 300})  # of three callers at least one waits for Bedrock at the kill
+        trial.bedrock.plan(always={"latency_ms": 300})
         with CrashLoad(lineup, 3, chance) as load, SegmentCopies(lineup.journal, tmp_path / "copies"):
-            _killed_under_load(lineup, load)
+            _killed_during_a_call(trial, lineup, load)
             for number in range(KILLS // 2):
                 _killed_while_starting(lineup, changes=1 + number % 4)
             _ends_in_order(lineup, load)
@@ -86,11 +87,23 @@ def test_killed_supervisor_lets_workers_drain(tmp_path: Path) -> None:
     assert not any(path.stat().st_size > 200 for path in lineup.journal.rglob("*.seg"))
 
 
-def _killed_under_load(lineup: SidecarSetup, load: CrashLoad) -> None:
+def _killed_during_a_call(trial: FaultTrial, lineup: SidecarSetup, load: CrashLoad) -> None:
+    """Bedrock is asked while the sidecar is stopped: what it has not answered then, the sidecar never gets."""
+
+    def is_stopped_during_a_call() -> bool:
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        if not all(entry["is_done"] for entry in read_ledger(trial.ledger)):
+            return True
+        process.send_signal(signal.SIGCONT)
+        return False
+
     with lineup.run_sidecar() as running:
+        process = running.process
         _called(load)
-        running.process.kill()
-        running.process.wait()
+        wait_until(is_stopped_during_a_call)
+        process.kill()
+        process.wait()
 
 
 def _killed_while_starting(lineup: SidecarSetup, changes: int) -> None:
