@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -507,6 +508,35 @@ async def test_a_fleet_sweeps_once_in_its_interval(rec: RecordingHarness, monkey
         await asyncio.gather(*(build_sweep(rec).run() for _ in range(10)))
         await rec.clock.advance(SWEEP_SECONDS)
     assert swept == [0, began, began + SWEEP_SECONDS]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"began_at_epoch": "yesterday"},
+        {"began_at_epoch": "1795000000", "completed_at_epoch": "1795000000"},
+        {"began_at_epoch": Decimal("1795000000.5"), "completed_at_epoch": [True]},
+        {"began_at_epoch": {"at": 0}, "completed_at_epoch": 1_795_003_200},
+        {"began_at_epoch": 0, "completed_at_epoch": False},
+        {"completed_at_epoch": b"now"},
+        {"note": "edited"},
+    ],
+)
+async def test_malformed_row_of_last_sweep_is_named_and_replaced(
+    rec: RecordingHarness, caplog: pytest.LogCaptureFixture, row: Item
+) -> None:
+    await rec.store.put(Put(schema.totals_sweep_key(), row))
+    await spend(rec, 5)
+    await build_sweep(rec).run()
+    assert await total(rec) == (1, 5)
+    assert str(schema.totals_sweep_key()[1:]) in caplog.text
+    caplog.clear()
+    await rec.clock.advance(SWEEP_SECONDS)
+    await build_sweep(rec).run()
+    (item,) = [*await rec.store.get_many([schema.totals_sweep_key()], consistent=True)]
+    assert item is not None
+    assert item["began_at_epoch"] == item["completed_at_epoch"] == int(rec.clock.now())
+    assert not caplog.text
 
 
 async def test_a_sweep_that_fails_is_not_taken_for_done(rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch) -> None:

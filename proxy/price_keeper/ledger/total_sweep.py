@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 from price_keeper.clock import Clock
@@ -33,7 +34,8 @@ from price_keeper.ledger.counter_writes import SHARD_TTL_SECONDS
 from price_keeper.stores import schema
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,
-    AttributeMissing,
+    Condition,
+    ItemMissing,
     Query,
     Store,
     Update,
@@ -43,16 +45,18 @@ from price_keeper.stores.contract import (
 
 SWEEP_SECONDS: Final = 600.0  # between two sweeps of the fleet
 SETTLE_SECONDS: Final = 300.0  # after which an announced addition has arrived, unless a clock is wrong by more
-_BEGAN, _COMPLETED = "began_at_epoch", "completed_at_epoch"
+_TIMES = _BEGAN, _COMPLETED = "began_at_epoch", "completed_at_epoch"
 
 _log = logging.getLogger("price_keeper.recording")
 
 
 class _LastSweep(NamedTuple):
-    """When the fleet's last sweep began, and when the last one began that came to its end; 0 if never."""
+    """The row of the fleet's last sweep, without what is no number: when the sweep began, and when the last one began
+    that came to its end."""
 
-    began_at: float
-    completed_at: float
+    has_row: bool = False
+    began_at: int | Decimal | None = None
+    completed_at: int | Decimal = 0
 
 
 class TotalSweep:
@@ -69,10 +73,10 @@ class TotalSweep:
         try:
             last = await self._read_last()
             began = self._clock.now()
-            if 0 <= began - last.began_at < SWEEP_SECONDS:
+            if 0 <= began - float(last.began_at or 0) < SWEEP_SECONDS:
                 return
             await self._store.update(_build_claim(last, began))
-            if await self.sweep(last.completed_at):
+            if await self.sweep(float(last.completed_at)):
                 await self._store.update(_build_completion(began))
         except ConditionFailed:
             return  # another process was faster
@@ -82,8 +86,13 @@ class TotalSweep:
     async def _read_last(self) -> _LastSweep:
         key = schema.totals_sweep_key()
         page = await self._store.query(Query(key.table, key.pk, limit=1, consistent=True))
-        item: Any = page.rows[0].item if page.rows else {}
-        return _LastSweep(float(item.get(_BEGAN, 0)), float(item.get(_COMPLETED, 0)))
+        if not page.rows:
+            return _LastSweep()
+        item: Any = {_COMPLETED: 0, **page.rows[0].item}
+        began, completed = (item[name] if type(item.get(name)) in (int, Decimal) else None for name in _TIMES)
+        if began is None or completed is None:
+            _log.warning("%s or %s is no number in the row %s of %s; a sweep replaces it", *_TIMES, key[1:], key.table)
+        return _LastSweep(True, began, completed or 0)
 
     async def sweep(self, completed_at: float = 0.0) -> bool:
         """Bring the totals up to date of all counters that were left behind since an earlier sweep, which came to its
@@ -131,7 +140,9 @@ class TotalSweep:
 
 def _build_claim(last: _LastSweep, now: float) -> Update:
     values: dict[str, Value] = {_BEGAN: int(now), EXPIRY_ATTRIBUTE: int(now) + SHARD_TTL_SECONDS}
-    unchanged = equals(_BEGAN, int(last.began_at)) if last.began_at else AttributeMissing(_BEGAN)
+    unchanged: Condition | None = None if last.has_row else ItemMissing()
+    if last.began_at is not None:
+        unchanged = equals(_BEGAN, last.began_at)
     return Update(schema.totals_sweep_key(), set=values, condition=unchanged)
 
 
