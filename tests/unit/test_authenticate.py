@@ -47,6 +47,7 @@ SIGNED = b"AWS4-HMAC-SHA256 Credential=any/20261118/us-east-1/bedrock/aws4_reque
         {b"authorization": b"Bearer " + WEB},
         {b"authorization": b"bearer  " + WEB},
         {b"x-amz-security-token": WEB, b"authorization": b"Bearer " + WEB_TOO},
+        {b"x-api-key": WEB},
     ],
 )
 async def test_token_is_found_in_every_sdk_header(by_token: TokenAuthenticator, headers: dict[bytes, bytes]) -> None:
@@ -55,6 +56,11 @@ async def test_token_is_found_in_every_sdk_header(by_token: TokenAuthenticator, 
     caller = by_token.cached(request(headers))
     assert caller is not None
     assert caller.app == "web"
+
+
+async def test_refusal_without_token_names_each_way_to_present_one(by_token: TokenAuthenticator) -> None:
+    with pytest.raises(AccessDenied, match="AWS session token, as bearer, as x-api-key, or by container credentials"):
+        by_token.cached(request({}))
 
 
 @pytest.mark.parametrize("header", [b"authorization", b"x-amz-security-token"])

@@ -39,7 +39,7 @@ class Authenticator(Protocol):
 
 
 class TokenAuthenticator:
-    """A token comes as the session token beside an AWS signature, or as a bearer."""
+    """A token comes as the session token beside an AWS signature, as a bearer, or as an API key."""
 
     def __init__(self, tokens: TokenService, revocation: RevocationList) -> None:
         self._tokens = tokens
@@ -74,7 +74,9 @@ class TokenAuthenticator:
             raise AccessDenied("the headers with credentials may occur only once each")
         session, bearer = request.headers.get(SESSION_TOKEN), _parse_bearer(request)
         if session is None and bearer is None:
-            raise AccessDenied("a token is needed: as AWS session token, as bearer, or by container credentials")
+            raise AccessDenied(
+                "a token is needed: as AWS session token, as bearer, as x-api-key, or by container credentials"
+            )
         if session is None and bearer is not None:
             return self._cache_bearer(request.headers.get(AUTHORIZATION), bearer), None
         if session is None or bearer is None:
