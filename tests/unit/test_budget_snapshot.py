@@ -463,6 +463,55 @@ def test_snapshot_size_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> N
     assert 10 < len(notes.export_lines()) < 30
 
 
+RECORDED = st.tuples(
+    st.sampled_from(["settings", "settings", "standing"]),
+    st.sampled_from([0] * 9 + [1, 2, 3]),  # an org of many apps, and quiet ones
+    st.sampled_from([None, *(f"app-{number}" for number in range(15))]),
+    st.integers(0, 120),
+)
+
+
+@given(st.lists(RECORDED, min_size=20, max_size=80), st.booleans())
+def test_full_snapshot_leaves_each_org_its_fair_share(recorded: list[Any], restarts: bool) -> None:
+    """An org whose settings take no more than its share keeps all of them, whatever other orgs have."""
+    orgs = [f"{number:08d}-0000-4000-8000-000000000000" for number in range(4)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(noted, "MAX_RECORDS", 12)
+        patch.setattr(noted, "MAX_SNAPSHOT_BYTES", 2400)
+        notes, last, most = BudgetSnapshot(lambda: 5.0), dict[Scope, Any](), dict[Scope, int]()
+        for kind, org, app, size in recorded:
+            scope, content = Scope(orgs[org], app), {"quotas": {"x" * size: 0}}
+            if kind == "settings":
+                notes.record_settings(scope, content)
+                last[scope] = content
+                most[scope] = max(most.get(scope, 0), len(b"".join(recorded_alone(scope, content))))
+            else:
+                notes._record(kind, scope.key, {"spent": {"x" * size: [1, 0]}})
+            lines = notes.export_lines()
+            assert notes._size == sum(map(len, lines)) <= 2400
+            assert len(lines) <= 12
+        kept = passed_on(notes) if restarts else notes
+        for org_id in orgs:
+            own = [scope for scope in last if scope.org == org_id]
+            if len(own) <= 12 / len(orgs) and sum(most[scope] for scope in own) <= 2400 / len(orgs):
+                assert [kept.find_settings(scope) for scope in own] == [last[scope] for scope in own]
+
+
+def recorded_alone(scope: Scope, content: Any) -> list[bytes]:
+    notes = BudgetSnapshot(lambda: 5.0)
+    notes.record_settings(scope, content)
+    return notes.export_lines()
+
+
+def test_one_org_with_many_apps_leaves_hard_budget_of_another_in_full_snapshot() -> None:
+    notes, quiet, busy = BudgetSnapshot(lambda: 5.0), new_scope(), new_scope()
+    notes.record_settings(quiet, {"enforcement": "hard"})
+    for number in range(noted.MAX_RECORDS + 100):
+        notes.record_settings(Scope(busy.org, f"app-{number}"), {"version": 1})
+    assert len(notes.export_lines()) == noted.MAX_RECORDS
+    assert passed_on(notes).find_settings(quiet) == {"enforcement": "hard"}
+
+
 async def test_full_snapshot_evicts_spend_before_settings(
     one: BudgetSidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,9 +1,10 @@
 """The last known settings and budget states, kept on disk for a process that starts while the store is away.
 
 `BudgetSnapshot` keeps one record per org, app and budget in memory, bounded in number and bytes; budget records are
-evicted first, as they are useless without settings. Records hold neither credentials nor who made an override and
-why. `SnapshotFile` writes them beside the journal, one file per worker, replaced as a whole, and reads those of all
-workers. An unreadable file or record is logged and skipped; it never keeps a process from starting.
+evicted first, as they are useless without settings, and of each kind those of the org that has most, so that no org's
+apps push another org out of its fair share. Records hold neither credentials nor who made an override and why.
+`SnapshotFile` writes them beside the journal, one file per worker, replaced as a whole, and reads those of all workers.
+An unreadable file or record is logged and skipped; it never keeps a process from starting.
 
 The format is stored: file names, record kinds and field names must not change.
 """
@@ -18,6 +19,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -71,6 +73,14 @@ class BudgetSnapshotRecord(NamedTuple):
     is_own: bool
 
 
+@dataclass(slots=True)
+class _OrgRecords:
+    """The scopes of the records of one kind that an org has, the one made or confirmed last at the end."""
+
+    scopes: dict[str, None] = field(default_factory=dict)
+    size: int = 0
+
+
 class _RecordedVersion(NamedTuple):
     version: int
     reads_started: int  # by the time at which it was recorded
@@ -83,8 +93,9 @@ class BudgetSnapshot:
     def __init__(self, now: Callable[[], float], worker: int = 0) -> None:
         self._now = now
         self._worker = worker
-        # By kind and scope; the record made or confirmed last comes last.
-        self._lines: dict[str, dict[str, bytes]] = {_SETTINGS_KIND: {}, _BUDGET_KIND: {}}
+        self._lines: dict[str, dict[str, bytes]] = {_SETTINGS_KIND: {}, _BUDGET_KIND: {}}  # by kind and scope
+        # By kind and org; the org whose record was made or confirmed last comes last.
+        self._orgs: dict[str, dict[str, _OrgRecords]] = {_SETTINGS_KIND: {}, _BUDGET_KIND: {}}
         self._size = 0
         self._reads_started = 0
         self._versions: dict[str, _RecordedVersion] = {}  # of the recorded settings, by scope
@@ -150,8 +161,7 @@ class BudgetSnapshot:
 
     def _record(self, kind: str, scope: str, content: Item, *, renews: bool = False) -> bool:
         """Record the content. The same content keeps its time, unless `renews`. Returns whether it is another."""
-        last_line = self._lines[kind].pop(scope, b"")
-        self._size -= len(last_line)
+        last_line = self._remove_line(kind, scope)
         try:
             rest = orjson.dumps([kind, scope, orjson.Fragment(encode_item(content))])[1:]
         # an item written by hand may not be encodable; the other records are not affected
@@ -163,17 +173,40 @@ class BudgetSnapshot:
         return is_new
 
     def _store_line(self, key: RecordKey, record_line: bytes) -> None:
+        """Add the record of a key that has none."""
         if len(record_line) > MAX_RECORD_BYTES:
             return
         kind, scope = key
         self._lines[kind][scope] = record_line
         self._size += len(record_line)
-        while sum(map(len, self._lines.values())) > MAX_RECORDS or self._size > MAX_SNAPSHOT_BYTES:
-            evicted_kind = _BUDGET_KIND if self._lines[_BUDGET_KIND] else _SETTINGS_KIND
-            evicted = next(iter(self._lines[evicted_kind]))
-            self._size -= len(self._lines[evicted_kind].pop(evicted))
-            if evicted_kind == _SETTINGS_KIND:
-                self._versions.pop(evicted, None)
+        name = _get_org(scope)
+        org = self._orgs[kind].pop(name, None) or _OrgRecords()
+        org.scopes[scope] = None
+        org.size += len(record_line)
+        self._orgs[kind][name] = org
+        while (is_too_many := sum(map(len, self._lines.values())) > MAX_RECORDS) or self._size > MAX_SNAPSHOT_BYTES:
+            self._evict(_BUDGET_KIND if self._lines[_BUDGET_KIND] else _SETTINGS_KIND, is_too_many=is_too_many)
+
+    def _evict(self, kind: str, *, is_too_many: bool) -> None:
+        """Remove the record made or confirmed longest ago of the org that has the most records, or else bytes."""
+        orgs = self._orgs[kind].values()
+        largest = max(orgs, key=lambda org: len(org.scopes) if is_too_many else org.size)
+        evicted = next(iter(largest.scopes))
+        self._remove_line(kind, evicted)
+        if kind == _SETTINGS_KIND:
+            self._versions.pop(evicted, None)
+
+    def _remove_line(self, kind: str, scope: str) -> bytes:
+        """Remove and return the record; empty if there is none."""
+        line = self._lines[kind].pop(scope, b"")
+        if line:
+            self._size -= len(line)
+            org = self._orgs[kind][_get_org(scope)]
+            del org.scopes[scope]
+            org.size -= len(line)
+            if not org.scopes:
+                del self._orgs[kind][_get_org(scope)]
+        return line
 
     # Reading.
 
@@ -225,7 +258,7 @@ class BudgetSnapshot:
                 continue
             if scope in lines and lines[scope] is not compared.get(scope):
                 continue
-            self._size -= len(lines.pop(scope, b""))
+            self._remove_line(kind, scope)
             self._store_line(record.key, record.line)
             if is_settings and scope in lines:
                 self._set_version(scope, record.version)
@@ -233,6 +266,10 @@ class BudgetSnapshot:
 
 def _encode_record(recorded_at: float, rest: bytes) -> bytes:
     return encode_line(b"[%.3f,%b" % (recorded_at, rest))
+
+
+def _get_org(scope: str) -> str:
+    return scope.partition("#APP#")[0]
 
 
 def _read_version(item: Item | None) -> int:
