@@ -182,6 +182,8 @@ bench-parts: $(VENV)/.dev ## measure parts alone: the store, signing, metering, 
 	$(BIN)/python -m bench.write_units
 	$(BIN)/python -m bench.state_units --count
 	$(BIN)/python -m bench.many_counters
+	$(BIN)/python -m bench.store_requests --counters 220 --pause 30
+	$(BIN)/python -m bench.store_requests --flip
 	$(BIN)/python -m bench.overspend
 	$(BIN)/python -m bench.overspend --processes 8
 

@@ -15,7 +15,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import yaml
 from bedrock_simulator import Keys
 from price_keeper.stores.sqlite import SqliteStore
 
@@ -120,9 +119,7 @@ async def _set_up(path: Path, quota: float) -> None:
 def _lineup(folder: Path, bedrock: str, store: Path) -> SidecarSetup:
     folder.mkdir()
     lineup = SidecarSetup(folder, bedrock, {"engine": "sqlite", "path": str(store)})
-    lineup.write_config()
-    file = folder / "config.yaml"
-    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"journal": {"dir": "journal"}}))
+    lineup.write_config(journal={"dir": "journal"})
     return lineup
 
 

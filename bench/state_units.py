@@ -14,11 +14,13 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple, cast
 
+from price_keeper.auth.revocation import REFRESH_AFTER_SECONDS as TOKEN_SECONDS
 from price_keeper.budgets.active_label_follower import LOOK_SECONDS
 from price_keeper.budgets.budget_refresh import SETTINGS_REFRESH_SECONDS
 from price_keeper.config import Config
 from price_keeper.ledger.aggregator import EARLIEST_LOOK, LATEST_LOOK
 from price_keeper.ledger.total_sweep import SWEEP_SECONDS
+from price_keeper.rates.rate_limiter import REFRESH_AFTER_SECONDS as LIMITS_SECONDS
 from price_keeper.stores.contract import Store
 
 from bench.write_units import FLEETS, MONTH_SECONDS
@@ -27,6 +29,7 @@ from tests.support.state_readers import new_callers, open_state_readers
 
 USD_A_MILLION_UNITS = 0.125  # of reads, on demand, us-east-1
 SETTINGS_ITEMS = 3  # the org's, the app's, and the sticky state
+LIMITS_ITEMS = 2  # the org's and the app's
 SHARDS = 8
 COUNTERS = (1, 220, 2000)
 HOUR = 3600
@@ -38,6 +41,8 @@ class StateUnits(NamedTuple):
 
     active_label: float
     settings: float
+    limits: float
+    tokens: float
     spend: float
     totals: float
     sweeps: float
@@ -55,6 +60,8 @@ def state_units(sidecars: int) -> StateUnits:
     return StateUnits(
         active_label=sidecars * looks / SETTINGS_REFRESH_SECONDS,
         settings=sidecars * SETTINGS_ITEMS / SETTINGS_REFRESH_SECONDS,
+        limits=sidecars * LIMITS_ITEMS / LIMITS_SECONDS,
+        tokens=sidecars / TOKEN_SECONDS,
         spend=sidecars * 0.5 / config.defaults.refresh_interval_normal_secs,
         # each sidecar reads the total, and one of them the shards
         totals=(sidecars * 0.5 + SHARDS) / interval,
@@ -65,8 +72,8 @@ def state_units(sidecars: int) -> StateUnits:
 
 def table() -> str:
     lines = [
-        "| sidecars | active label | settings | spend | totals | sweeps | USD a month |",
-        "|---|---|---|---|---|---|---|",
+        "| sidecars | active label | settings | limits | tokens | spend | totals | sweeps | USD a month |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for sidecars in FLEETS:
         units = state_units(sidecars)

@@ -62,7 +62,8 @@ class SidecarSetup:
     def journal(self) -> Path:
         return self.folder / "journal"
 
-    def write_config(self) -> None:
+    def write_config(self, **sections: Any) -> None:
+        """`sections` override those of the configuration."""
         labels = {
             name: {
                 "model": model,
@@ -80,7 +81,7 @@ class SidecarSetup:
             "unknown_org": "meter",
             "labels": labels,
         }
-        (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
+        (self.folder / "config.yaml").write_text(yaml.safe_dump(config | sections))
 
     @contextmanager
     def run_sidecar(self) -> Iterator[Sidecar]:

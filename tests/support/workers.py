@@ -19,8 +19,6 @@ from typing import Any
 from unittest.mock import patch
 from urllib.parse import urlsplit
 
-import yaml
-
 from tests.support.commands import SECONDS, Sidecar
 from tests.support.sidecar_crashes import SidecarSetup
 
@@ -130,10 +128,7 @@ def build_setup(folder: Path, bedrock: str, workers: int, **sections: Any) -> Si
     """On SQLite unless told otherwise. `sections` override those of the configuration."""
     store = sections.get("store", {"path": "price-keeper.db"})
     setup = SidecarSetup(folder, bedrock, store, options=("--workers", str(workers)))
-    setup.write_config()
-    if sections:
-        file = folder / "config.yaml"
-        file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | sections))
+    setup.write_config(**sections)
     return setup
 
 
