@@ -9,6 +9,9 @@ SECONDS ?= 3600
 # Of what is drawn at random: make fuzz-properties SEED=7 draws the same again.
 SEED ?= $(shell date +%s)
 SEED := $(SEED)
+# What starts processes or runs the whole product, and so takes as long as all that `test-fast` has.
+FAST_LEAVES_OUT := tests/property/test_control_document.py tests/tidy/test_public_contract.py \
+  tests/tidy/test_same_examples.py tests/unit/test_state_units.py tests/unit/test_supervisor.py
 COMPILED := build/compiled
 # The version that is kept as tests/fixtures/v0_1, unless told otherwise.
 OLD    ?= a4167df2
@@ -21,7 +24,7 @@ LOCK   := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-has
 # Whoever has it set would have every process of ours read its sources anew; the tests start hundreds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup run test compiled test-compiled compiler clients test-clients test-deploy image-root test-page screenshots fuzz fuzz-properties soak together check audit contract fixtures bench bench-older bench-more bench-hour bench-check bench-parts cli-docs cli-pictures newcomer format lock clean help
+.PHONY: setup run test test-fast compiled test-compiled compiler clients test-clients test-deploy image-root test-page screenshots fuzz fuzz-properties soak together check audit contract fixtures bench bench-older bench-more bench-hour bench-check bench-parts cli-docs cli-pictures newcomer format lock clean help
 
 help:                ## what can be made
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ ##/' | column -t -s '#'
@@ -48,6 +51,11 @@ run: $(VENV)/.run    ## the development mode: embedded store, simulated Bedrock,
 
 test: $(VENV)/.dev   ## every test a newcomer needs
 	$(BIN)/python -m pytest -n $(TOGETHER) --dist loadfile --no-loadscope-reorder $(UNIT)
+
+# Neither servers nor processes; a tenth of the examples of `test`.
+test-fast: $(VENV)/.dev ## in a minute what tells most: unit, property and tidy tests, without servers and with few examples
+	PRICE_KEEPER_EFFORT=0.1 $(BIN)/python -m pytest -n $(TOGETHER) --dist loadfile --no-loadscope-reorder \
+	  -k "not moto and not ministack" $(FAST_LEAVES_OUT:%=--ignore=%) tests/tidy tests/property tests/unit
 
 compiler:
 	@command -v $(CC) > /dev/null || { echo "No C compiler here, which only \`compiled\` and \`test-compiled\` need:"; \

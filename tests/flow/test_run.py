@@ -23,7 +23,6 @@ import pytest
 from price_keeper.control.readiness_checks import RESULT_TTL_SECONDS
 from price_keeper.stores.dynamodb import MAX_ATTEMPTS
 
-from tests.support import commands
 from tests.support.commands import PYTHON_PATH, ROOT, SECONDS, price_keeper, sidecar
 from tests.support.engines import Engines
 from tests.support.fault_proxy import DropAnswer, fault_proxy
@@ -231,15 +230,10 @@ def test_sighup_does_not_end_dev(tmp_path: Path) -> None:
         assert running.stop() == 0
 
 
-def test_connection_flood_keeps_readiness_and_existing_connections(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connection_flood_keeps_readiness_and_existing_connections(tmp_path: Path) -> None:
     """There are fewer descriptors than connections; what the sidecar needs itself is not theirs."""
-    few = tmp_path / "python"
-    few.write_text(f'#!/bin/sh\nulimit -n 400\nexec {sys.executable} "$@"\n')
-    few.chmod(0o700)
-    monkeypatch.setattr(commands.sys, "executable", str(few))
-    with sidecar("dev", *FREE_PORTS, folder=tmp_path) as running, ExitStack() as flood:
+    few = ("prlimit", "--nofile=400")
+    with sidecar("dev", *FREE_PORTS, folder=tmp_path, wrapper_command=few) as running, ExitStack() as flood:
         place = urlsplit(running.data)
         for _ in range(600):
             flood.enter_context(socket.create_connection((place.hostname or "", place.port or 0)))

@@ -7,16 +7,20 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import zoneinfo
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
+from typing import IO
 from unittest.mock import patch
 
 from price_keeper.cli.entry_point import main
+
+from tests.support.preloaded_cli import CLI, PYTHON_PATH, ROOT, PreloadedProcess, start_preloaded
 
 SECONDS = 60
 _NOT_PASSED_ON = (
@@ -27,9 +31,11 @@ _NOT_PASSED_ON = (
     "AWS_CONTAINER",
     "PRICE_KEEPER__",
 )
-ROOT = Path(__file__).parents[2]
-# Before what the virtual environment has installed, which may be another checkout.
-PYTHON_PATH = f"{ROOT / 'proxy'}{os.pathsep}{ROOT}"
+# What an interpreter and its libraries read when they start, so that a process that was forked knows nothing of it.
+_READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_")
+_PROGRAM = [sys.executable, "-m", CLI]
+__all__ = ["PYTHON_PATH", "ROOT", "SECONDS", "Sidecar", "build_environment", "call_in_process", "price_keeper",
+           "restore_sigint", "sidecar"]  # fmt: skip
 
 
 def restore_sigint() -> None:
@@ -40,23 +46,45 @@ def restore_sigint() -> None:
 def price_keeper(
     *arguments: str, folder: Path, stdin: str | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "price_keeper.cli", *arguments],
-        cwd=folder,
-        env=build_environment(environment),
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        given.write((stdin or "").encode())
+        given.seek(0)
+        files = [each.fileno() for each in (given, output, errors)]
+        process = _start(arguments, folder, environment, files)
+        try:
+            code = process.wait(SECONDS)
+        finally:
+            process.kill()
+            process.wait()
+        return subprocess.CompletedProcess([*_PROGRAM, *arguments], code, _read_file(output), _read_file(errors))
+
+
+def _read_file(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode()
+
+
+def _start(
+    arguments: Sequence[str],
+    folder: Path,
+    environment: dict[str, str],
+    files: Sequence[int],
+    wrapper_command: Sequence[str] = (),
+) -> PreloadedProcess | subprocess.Popen[bytes]:
+    """Forked from a process that has the imports, unless something must be there before an interpreter starts."""
+    environ = build_environment(environment)
+    if not wrapper_command and not any(name.startswith(_READ_AT_START) for name in environment):
+        return start_preloaded(CLI, arguments, folder=folder, environ=environ, files=files)
+    stdin, stdout, stderr = files
+    command = [*wrapper_command, *_PROGRAM, *arguments]
+    return subprocess.Popen(command, cwd=folder, env=environ, stdin=stdin, stdout=stdout, stderr=stderr)
 
 
 @dataclass
 class Sidecar:
     """A running sidecar, and what it said when it started."""
 
-    process: subprocess.Popen[bytes]
+    process: PreloadedProcess | subprocess.Popen[bytes]
     startup_output: str
     errors_file: Path
 
@@ -105,17 +133,11 @@ class Sidecar:
 def sidecar(
     *arguments: str, folder: Path, wrapper_command: tuple[str, ...] = (), **environment: str
 ) -> Iterator[Sidecar]:
-    """Started as by a user; ended whatever happens. `around` is a command that starts it, and becomes it."""
+    """Started as by a user; ended whatever happens. `wrapper_command` is a command that starts it, and becomes it."""
     output, errors = folder / "sidecar.out", folder / "sidecar.err"
-    with output.open("wb") as out, errors.open("wb") as err:
-        process = subprocess.Popen(
-            [*wrapper_command, sys.executable, "-m", "price_keeper.cli", *arguments],
-            cwd=folder,
-            env=build_environment(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-        )
+    with open(os.devnull, "rb") as nothing, output.open("wb") as out, errors.open("wb") as err:
+        files = [each.fileno() for each in (nothing, out, err)]
+        process = _start(arguments, folder, environment, files, wrapper_command)
         try:
             yield Sidecar(process, _wait_for_startup(process, output, errors), errors)
         finally:
@@ -123,7 +145,7 @@ def sidecar(
             process.wait()
 
 
-def _wait_for_startup(process: subprocess.Popen[bytes], output: Path, errors: Path) -> str:
+def _wait_for_startup(process: PreloadedProcess | subprocess.Popen[bytes], output: Path, errors: Path) -> str:
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         text = output.read_text()

@@ -3,6 +3,7 @@
 `make test` tries the same examples on every machine: what it says of a commit does not depend on luck, and an example
 that was found once stands in the test. `make fuzz-properties` explores: many times as many examples, drawn at random.
 It sets `PRICE_KEEPER_EFFORT`, how many times, and `PRICE_KEEPER_SEED`, with which the same examples are drawn again.
+`make test-fast` sets an effort below 1: fewer examples, and also the same on every machine.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import random
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
-IS_EXPLORING = "PRICE_KEEPER_EFFORT" in os.environ
-_TIMES = int(os.environ.get("PRICE_KEEPER_EFFORT", "1"))
+_EFFORT = os.environ.get("PRICE_KEEPER_EFFORT")
+_TIMES = float(_EFFORT or 1)
+IS_EXPLORING = _EFFORT is not None and _TIMES >= 1
 _SEED = 20261119
 
 
 def tries(number: int) -> int:
-    return number * _TIMES
+    return max(1, int(number * _TIMES))
 
 
 def seed(*, is_exploring: bool = IS_EXPLORING) -> int:
@@ -38,9 +40,14 @@ def seeds(number: int) -> range:
 
 def load_profile() -> None:
     """No example has a deadline, as no machine's speed is promised."""
-    slow = [HealthCheck.too_slow]
     settings.register_profile(
-        "exploring", deadline=None, suppress_health_check=slow, derandomize=False, database=None, print_blob=True
+        "exploring",
+        max_examples=tries(100),  # of a test that does not say how many
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        derandomize=False,
+        database=None,
+        print_blob=True,
     )
     settings.register_profile("same examples", settings.get_profile("exploring"), derandomize=True)
     settings.load_profile("exploring" if IS_EXPLORING else "same examples")

@@ -139,7 +139,8 @@ def run_observed(
         **sections,
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    with sidecar("serve", folder=folder, **ENVIRONMENT) as running:
+    # Started by `env`, so that the kernel shows the command line and the environment that it was started with.
+    with sidecar("serve", folder=folder, wrapper_command=("env",), **ENVIRONMENT) as running:
         result = ObservedSidecar(running)
         settings = {
             "org_name": "Acme",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import urllib.request
@@ -19,6 +20,8 @@ import boto3
 from bedrock_simulator import DEFAULT_KEYS, Keys, simulated_bedrock
 from bedrock_simulator.guardrails import BLOCKED_TEXT
 from botocore.config import Config
+
+from tests.support.preloaded_cli import SIMULATOR, start_preloaded
 
 __all__ = [
     "CALLING",
@@ -173,11 +176,13 @@ class BedrockProcess:
 @contextmanager
 def bedrock_process(*options: str, port: int = 0) -> Iterator[BedrockProcess]:
     """`options` of `python -m bedrock_simulator`, such as "--no-auth" or "--ledger", "file"."""
-    command = [sys.executable, "-m", "bedrock_simulator", "--port", str(port), *options]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
+    arguments, (read, write) = ["--port", str(port), *options], os.pipe()
+    with open(read) as output, open(os.devnull) as nothing, open(write) as written:
+        files = [nothing.fileno(), written.fileno(), sys.__stderr__.fileno()]
+        process = start_preloaded(SIMULATOR, arguments, folder=Path.cwd(), environ=dict(os.environ), files=files)
+        written.close()  # so that its end ends the output
         try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
+            line = output.readline()
             if not line.startswith(_STARTUP_LINE):
                 raise RuntimeError("the simulator ended at its start")
             yield BedrockProcess(line.removeprefix(_STARTUP_LINE).strip(), process.pid)
@@ -187,6 +192,7 @@ def bedrock_process(*options: str, port: int = 0) -> Iterator[BedrockProcess]:
                 process.wait(10)
             except subprocess.TimeoutExpired:
                 process.kill()
+                process.wait()
 
 
 def read_ledger(file: Path) -> list[dict[str, Any]]:

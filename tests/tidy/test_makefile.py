@@ -1,4 +1,4 @@
-"""Targets of the Makefile that have an environment of their own find the product in it."""
+"""Targets of the Makefile and steps of `.ci/run` name what exists, in the right order."""
 
 from __future__ import annotations
 
@@ -25,3 +25,18 @@ def test_fuzz_finds_the_product_without_an_installation() -> None:
     )
     assert found.returncode == 0, found.stderr
     assert Path(found.stdout.strip()) == ROOT / "proxy" / "price_keeper" / "__init__.py"
+
+
+def test_fast_tests_leave_out_only_files_that_exist() -> None:
+    made = subprocess.run(["make", "--dry-run", "test-fast"], cwd=ROOT, capture_output=True, text=True, check=True)
+    command = made.stdout.partition("PRICE_KEEPER_EFFORT=")[2]
+    left_out = re.findall(r"--ignore=(\S+)", command)
+    assert left_out
+    assert all((ROOT / each).is_file() for each in left_out)
+    assert command.split()[-3:] == ["tests/tidy", "tests/property", "tests/unit"]
+
+
+def test_ci_run_lints_before_it_tests() -> None:
+    targets = re.findall(r"^(?:\w+=\w+ )*make (\S+)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert targets[:2] == ["check", "test"]
+    assert {"test-clients", "test-page", "test-deploy", "bench-check"} <= set(targets)

@@ -66,6 +66,12 @@ def test_examples_differ_when_exploring(tmp_path: Path) -> None:
     assert _drawn_apart({"PRICE_KEEPER_EFFORT": "1"}, tmp_path) != _drawn_apart({"PRICE_KEEPER_EFFORT": "1"}, tmp_path)
 
 
+def test_low_effort_draws_fewer_examples_and_the_same_in_every_process(tmp_path: Path) -> None:
+    few = _drawn_apart({"PRICE_KEEPER_EFFORT": "0.1"}, tmp_path)
+    assert few == _drawn_apart({"PRICE_KEEPER_EFFORT": "0.1", "PYTHONHASHSEED": "7"}, tmp_path)
+    assert 1 <= len(few.splitlines()) <= 10 < len(_drawn_apart({}, tmp_path).splitlines())
+
+
 def _drawn_apart(surroundings: dict[str, str], folder: Path) -> str:
     program = folder / "draw.py"
     program.write_text(DRAW)
