@@ -13,6 +13,7 @@ import pytest
 from bedrock_simulator import DEFAULT_KEYS, SimulatedBedrock
 from botocore.httpsession import get_cert_path
 from price_keeper.stores.contract import Store
+from price_keeper.telemetry.logs import store_reads
 
 from tests.support import effort
 from tests.support import engines as known
@@ -63,6 +64,12 @@ def _models_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(botocore.session, "create_loader", cache(botocore.session.create_loader))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _store_reads_are_untroubled() -> None:
+    """At the start of each test, as in a process of its own."""
+    store_reads.__init__(store_reads._log, store_reads._now)  # type: ignore[misc]
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,8 @@ PriceKeeperError
     ├── TransactionFailed  a transaction was rolled back; carries a reason for each of its writes
     ├── StoreThrottled     the store kept throttling; nothing was written
     ├── StoreUnavailable   no usable response; `maybe_applied` says whether the write may have happened
-    │   └── StoreAccessDenied  the store rejects the process's credentials, or there are none
+    │   ├── StoreAccessDenied  the store rejects the process's credentials, or there are none
+    │   └── StoreReadOnly  the store answers, and takes no writes: its file or disk is read-only
     ├── StoreMisconfigured the store responds, but a table is missing or wrong
     └── InvalidStoreRequest  the store will never accept this request: a bug in the calling code
 """
@@ -264,6 +265,10 @@ class StoreUnavailable(StoreError):
 
 class StoreAccessDenied(StoreUnavailable):
     """The store rejects the credentials. An immediate retry would fail too, but credentials may be renewed later."""
+
+
+class StoreReadOnly(StoreUnavailable):
+    """Reads still work. It stays so until an operator makes the file, its folder or its disk writable."""
 
 
 class StoreMisconfigured(StoreError):

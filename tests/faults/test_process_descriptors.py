@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
-from price_keeper.ledger.log_throttle import REPEAT_SECONDS
+from price_keeper.telemetry.incident import REPEAT_SECONDS
 
 from tests.support.control_harness import ADMIN_KEY
 from tests.support.sidecar_crashes import CrashLoad
@@ -33,7 +33,8 @@ STRANGERS = 80  # connections
 CALLS = 20
 PROBES = 5
 SPARE = 2
-KINDS = 8  # of lines: the org; lines and syncs of the journal, its mapping; flushes, notes, Bedrock, newcomers
+# Of lines: the org; lines and syncs of the journal, its mapping; flushes, notes, Bedrock, newcomers; and ends of four.
+KINDS = 12
 
 
 def test_exhausted_descriptors_refuse_new_connections_only(tmp_path: Path) -> None:

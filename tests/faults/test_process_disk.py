@@ -55,7 +55,7 @@ def test_full_disk_of_journal_and_store_refuses_what_it_cannot_record(tmp_path: 
             refused = load.failed_calls
             _comes_back(running, load, lambda: disks.make_room(disk))
         _is_exact(trial, load, disk / "price-keeper.db")
-        assert running.errors.count("\n") <= 5, running.errors
+        assert running.errors.count("\n") <= 8, running.errors  # starts and ends of troubles
     print(f"{refused} calls refused on a full disk, {len(load.complete_requests)} answered before and after")
 
 
@@ -96,7 +96,7 @@ def test_file_size_limit_behaves_like_full_disk(tmp_path: Path) -> None:
             assert read_cpu_seconds(pid) - worked < 0.8 * (time.monotonic() - began)
             _comes_back(running, load, lambda: resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, hard)))
         _is_exact(trial, load, tmp_path / "price-keeper.db")
-        assert running.errors.count("\n") <= 5, running.errors
+        assert running.errors.count("\n") <= 8, running.errors  # starts and ends of troubles
 
 
 @with_disks

@@ -6,6 +6,8 @@ import json
 import os
 import resource
 import sqlite3
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -300,6 +302,15 @@ async def test_port_in_use_is_reported(tmp_path: Path) -> None:
             assert (found.status, "another program" in found.message) == (FindingStatus.TROUBLE, True)
             assert f"sport = :{port}" in found.remedy
             assert f"listen.{name}" in found.remedy
+    program = "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=1); input()"
+    command = [sys.executable, "-c", program, "price-keeper", "serve"]  # a sidecar that hangs
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as hanging:  # noqa: ASYNC220
+        port = int(hanging.stdout.readline())  # type: ignore[union-attr]
+        config = write_config(tmp_path, listen={"data": Address("127.0.0.1", port)})
+        found = await run_check("data port", config)
+        assert (found.status, "another program" in found.message) == (FindingStatus.TROUBLE, False)
+        assert f"taken by a sidecar that does not answer (process {hanging.pid}: " in found.message
+        hanging.communicate("\n")
     config = write_config(tmp_path, listen={"data": Address("192.0.2.1", 8080)})
     found = await run_check("data port", config)
     assert (found.status, "listen.data" in found.remedy) == (FindingStatus.TROUBLE, True)

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from price_keeper.upstream import upstream_health as module
+from price_keeper.telemetry.incident import REPEAT_SECONDS
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 
 from tests.support.connection_interception import Connect, intercept_connections
@@ -67,7 +67,7 @@ async def test_endpoint_addresses_stay_in_log(protocol: str) -> None:
         assert f"cannot connect to {gone.host}:{gone.port}: " in log_lines(rig)[0]
         await asked(rig, protocol)
         assert log_lines(rig) == []  # once in a while is enough
-        await rig.pass_time(module.LOG_INTERVAL_SECONDS)
+        await rig.pass_time(REPEAT_SECONDS)
         await asked(rig, protocol)
         assert len(log_lines(rig)) == 1
 

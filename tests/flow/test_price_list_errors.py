@@ -70,6 +70,8 @@ async def test_unreadable_price_list_changes_nothing(
     await fleet.clock.advance(price_updates.REFRESH_SECONDS)
     await tariffs.refresh()
     assert (usd_per_1m(find_standard(tariffs)), status(tariffs).trouble) == (2.2, "")
+    for event in ("stay those of", "follow the price list again"):
+        assert caplog.text.count(f" {event} ") + caplog.text.count(f" {event}\n") == 2  # once for each label
 
 
 @pytest.mark.usefixtures("_fails_at_once")

@@ -96,7 +96,7 @@ async def test_readiness_detects_returned_endpoint() -> None:
             assert await reach.check() == "1 of 2 endpoints of Bedrock cannot be reached; the log says why"
             with socket.create_server((gone.host, gone.port)):
                 assert await reach.check() is None
-            assert len(log_lines(rig)) == 1
+            assert len(log_lines(rig)) == 2  # away, and back
 
 
 @on_both_loops
@@ -115,6 +115,7 @@ async def test_refused_credentials_are_not_ready_until_renewed() -> None:
             await asked(rig)
             assert len(log_lines(rig)) == 2  # it is logged again
             reach.on_credentials_renewed()
+            assert "signs with other AWS credentials now" in log_lines(rig)[0]
             assert await reach.check() is None
 
 
@@ -172,7 +173,7 @@ async def test_endpoint_refusing_keys_does_not_affect_others() -> None:
             assert reach.has_refused_credentials
             reach.on_credentials_renewed()
             assert await reach.check() is None
-            assert len(log_lines(rig)) == 1
+            assert len(log_lines(rig)) == 2  # refused, and renewed
 
 
 @on_both_loops

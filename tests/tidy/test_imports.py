@@ -34,6 +34,7 @@ LAYERS: list[set[str]] = [
     {"price_keeper.config.config_sections"},
     {"price_keeper.config"},
     # What every service needs.
+    {"price_keeper.telemetry.incident"},
     {"price_keeper.telemetry.logs", "price_keeper.telemetry.request_stats"},
     {"price_keeper.telemetry"},
     {"price_keeper.telemetry.build_info"},
@@ -48,7 +49,7 @@ LAYERS: list[set[str]] = [
     # The services. None imports one of a later line.
     {"price_keeper.auth"},
     {"price_keeper.alerts"},
-    {"price_keeper.ledger.log_throttle", "price_keeper.ledger.segment", "price_keeper.ledger.ulid"},
+    {"price_keeper.ledger.segment", "price_keeper.ledger.ulid"},
     {"price_keeper.ledger.journal_lock", "price_keeper.ledger.lease_rows", "price_keeper.ledger.ledger_entries"},
     {"price_keeper.ledger.journal", "price_keeper.ledger.lease_file"},
     {"price_keeper.ledger"},

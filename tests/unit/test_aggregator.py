@@ -18,7 +18,6 @@ from price_keeper.ledger import aggregator as aggregator_module
 from price_keeper.ledger.aggregator import (
     AS_OF_ATTRIBUTE,
     EARLIEST_LOOK,
-    MALFORMED_LOG_SECONDS,
     MAX_CLOCK_SKEW_SECONDS,
     TOTAL_ATTRIBUTES,
     Aggregator,
@@ -29,11 +28,11 @@ from price_keeper.ledger.aggregator import (
 )
 from price_keeper.ledger.counter_writes import LISTED_PAUSES, LISTING_SECONDS
 from price_keeper.ledger.ledger_entries import Counter
-from price_keeper.ledger.log_throttle import LogThrottle
 from price_keeper.ledger.total_sweep import SETTLE_SECONDS, SWEEP_SECONDS, TotalSweep
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Delete, Item, Key, Put, Store
 from price_keeper.telemetry import metrics
+from price_keeper.telemetry.incident import REPEAT_SECONDS, Incident
 from price_keeper.telemetry.metrics import MetricsRegistry
 
 from tests.support.metered_store import MeteredStore
@@ -369,7 +368,7 @@ async def test_ten_concurrent_aggregators_never_lower_total(rec: RecordingHarnes
 async def test_malformed_rows_are_named_and_stop_neither_totals_nor_sweeps(
     rec: RecordingHarness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aggregator_module, "malformed_throttle", LogThrottle(rec.clock.now, MALFORMED_LOG_SECONDS))
+    monkeypatch.setattr(aggregator_module, "malformed_rows", Incident(aggregator_module._log, rec.clock.now))
     one, counters = attach_aggregator(rec), [rec.counter(f"label{number}") for number in range(5)]
     shard = build_shard_keys(counters[1])[0]
     await rec.store.put(Put(shard, {"requests": "one"}))
@@ -384,7 +383,7 @@ async def test_malformed_rows_are_named_and_stop_neither_totals_nor_sweeps(
     await rec.store.put(Put(build_total_key(counters[4]), {"requests": [], AS_OF_ATTRIBUTE: "soon"}))
     await rec.store.delete(Delete(build_total_key(counters[2])))
     assert await sum_shards(rec.store, counters[1]) == dict.fromkeys(TOTAL_ATTRIBUTES, 0)
-    await rec.clock.advance(MALFORMED_LOG_SECONDS)
+    await rec.clock.advance(REPEAT_SECONDS)
     assert await build_sweep(rec).sweep()
     assert await total(rec, counters[2]) == (1, 7)
     assert caplog.text.count("is no number in the row") == 2

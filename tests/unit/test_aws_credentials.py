@@ -84,9 +84,12 @@ async def test_expired_credentials_are_logged_once(caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.WARNING, "price_keeper.forwarding"):
         for _ in range(5):
             await provided.renew()
+    expired_text = "AWS credentials could not be renewed: what came is expired"
     assert [record.getMessage() for record in caplog.records] == [
-        "AWS credentials could not be renewed: what came is expired"
-    ] * 2
+        expired_text,
+        "AWS credentials are renewed again",
+        expired_text,
+    ]
 
 
 async def test_hanging_provider_blocks_nothing_else(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -320,6 +321,7 @@ async def test_override_may_move_down_and_be_cleared(one: BudgetSidecar, exact_s
 async def test_override_log_tells_set_cleared_and_expired_apart(
     one: BudgetSidecar, exact_store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS)
     await one.decide(who)
@@ -467,6 +469,30 @@ async def test_decision_change_is_logged_once(
         "spent premium 10 of 10 USD, standard 0 of 5 USD, economy 0 of 1 USD in DAY#20261118; "
         "active label premium, enforcement soft"
     ]
+
+
+async def test_start_logs_nothing_of_what_did_not_change(
+    one: BudgetSidecar, two: BudgetSidecar, exact_store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither a fallback that was logged when it happened, nor an override that has been in force."""
+    caplog.set_level(logging.INFO)
+    who, overridden = new_caller(), new_caller()
+    await put_budget(exact_store, who.org, QUOTAS)
+    await put_budget(exact_store, overridden.org, QUOTAS)
+    scope, today = Scope(overridden.org, "web"), find_span(Period.DAY, one.clock.now(), load_zone("UTC"))
+    await set_override(exact_store, one.clock, scope, today, "economy", "save", "ops", ordering=list(QUOTAS))
+    for _ in range(5):
+        await one.spend(who, 2 * USD)
+    assert await one.flusher.flush()
+    await look(one, who)
+    assert "for premium are served by standard now" in caplog.text
+    caplog.clear()
+    assert (await two.decide(who)).label == "standard"  # as after a restart
+    assert (await two.decide(overridden)).label == "economy"
+    assert [each.getMessage() for each in caplog.records] == []
+    await two.spend(who, 5 * USD)
+    assert (await two.decide(who)).label == "economy"
+    assert "for premium are served by economy now (before: served by standard)" in caplog.text
 
 
 async def test_a_budget_that_is_looked_at_follows_the_totals_at_one_read_an_interval(

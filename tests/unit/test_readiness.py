@@ -179,7 +179,8 @@ async def test_probe_shows_kind_of_failure_and_log_shows_rest_once(
     await clock.advance(1)
     store.failure = failure
     await readiness.report()
-    assert len(caplog.records) == 2  # it began again
+    assert [SECRET in each.getMessage() for each in caplog.records] == [True, False, True]
+    assert caplog.records[1].getMessage() == "ready again: store"
 
 
 async def test_refusal_text_of_callers_is_shown_in_report(caplog: pytest.LogCaptureFixture) -> None:

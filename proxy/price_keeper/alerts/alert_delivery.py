@@ -16,6 +16,7 @@ from price_keeper.alerts.alert_outbox import AlertOutbox
 from price_keeper.alerts.webhook import WebhookResponse, WebhookSender
 from price_keeper.clock import Clock
 from price_keeper.tasks import Tasks
+from price_keeper.telemetry.incident import Incident
 
 FIRST_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 300.0
@@ -46,6 +47,7 @@ class AlertDeliveries:
         self._chance = chance
         self._max_in_flight = max_in_flight
         self._in_flight: set[str] = set()
+        self._incident = Incident(_log, clock.monotonic)
         self._request_slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
         self.delivered = self.failed = self.abandoned = 0
 
@@ -120,6 +122,7 @@ class AlertDeliveries:
         self._outbox.remove(alert)
         if response.is_accepted:
             self.delivered += 1
+            self._incident.end("webhook %s accepts alerts again", self._webhook.host_and_port)
         else:
             self.abandoned += 1
             _log.error(
@@ -132,4 +135,5 @@ class AlertDeliveries:
     def _note_failure(self, alert: Alert, response: WebhookResponse, is_first: bool) -> None:
         self.failed += 1
         if is_first:
-            _log.warning("alert %s will be retried; webhook %s: %s", alert.id, self._webhook.host_and_port, response)
+            message = "alert %s will be retried; webhook %s: %s"
+            self._incident.report(message, alert.id, self._webhook.host_and_port, response)

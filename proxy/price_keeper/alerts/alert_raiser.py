@@ -22,6 +22,7 @@ from price_keeper.org_calendar import PeriodSpan
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Key, Put, Store, missing_or_expired
 from price_keeper.tasks import Tasks
+from price_keeper.telemetry.incident import Incident
 
 SETTLE_SECONDS = 60.0  # between attempts to settle unfinished alerts
 MAX_SETTLED = 10_000  # alerts remembered as settled, so that the store is not asked about them again
@@ -70,7 +71,7 @@ class AlertRaiser:
         self._claiming: set[Key] = set()
         self._settled: dict[Key, None] = {}
         self._in_doubt: dict[Key, Alert] = {}  # alerts whose marker may or may not have been written
-        self._is_store_away = False
+        self._incident = Incident(_log, clock.monotonic)
         self.raised: Counter[int] = Counter()
 
     @property
@@ -138,7 +139,7 @@ class AlertRaiser:
             result = await self._claim(alert)
         finally:
             self._claiming.discard(key)
-        self._is_store_away = False
+        self._incident.end("alerts can be raised again")
         is_own = self._in_doubt.get(key) == alert  # created by this process, which has not raised it yet
         if is_own:
             del self._in_doubt[key]
@@ -167,14 +168,12 @@ class AlertRaiser:
             self._deliveries.accept(alert)
 
     def _note_store_failure(self, failure: StoreError) -> None:
-        if not self._is_store_away:
-            _log.warning(
-                "alerts cannot be raised: store error (%s); they are kept, and raised when the store answers; retried "
-                "every %g s",
-                failure,
-                SETTLE_SECONDS,
-            )
-        self._is_store_away = True
+        self._incident.report(
+            "alerts cannot be raised: store error (%s); they are kept, and raised when the store answers; retried "
+            "every %g s",
+            failure,
+            SETTLE_SECONDS,
+        )
 
 
 def _put_bounded(memory: dict[Key, V], key: Key, value: V, max_entries: int) -> None:

@@ -66,6 +66,7 @@ from price_keeper.stores.contract import (
     ignore_expired,
     iterate_rows,
 )
+from price_keeper.telemetry.incident import Incident
 
 # Attributes of a session's row and of a refusal.
 REFRESH_HASH, BEGAN, REFRESHED, ACCESS_UNTIL, VERSION = (
@@ -205,6 +206,7 @@ class RefreshSessions:
         self._tokens = tokens
         self._revocation = revocation
         self._clock = clock
+        self._incident = Incident(_log, clock.monotonic)
         self._max_sessions = max_sessions
         self._writer = SessionWriter(store, clock, chance)
         self._locks = ClientLocks()
@@ -220,7 +222,7 @@ class RefreshSessions:
         """
         client, sid = build_client_id(scope.org, scope.app), str(uuid4())
         issued = self._mint_pair(scope, sid, generation)
-        with translate_store_errors():
+        with translate_store_errors(self._incident):
             if not self._max_sessions:
                 _require_generation(generation, await self._store.get(client_item_key(scope), consistent=True))
                 await self._write_session([self._build_new_row(client, issued, generation)], client, issued)
@@ -235,7 +237,7 @@ class RefreshSessions:
         caller, sid, token_hash = claims.caller, _sid_of(claims), _hash_token(token)
         self._refusals.raise_if_refused(token_hash)
         issued: TokenPair | None = None
-        with translate_store_errors():
+        with translate_store_errors(self._incident):
             for attempt in range(MAX_ATTEMPTS):
                 await self._writer.back_off(attempt)
                 row = await self._read_refreshable(claims, token_hash)
@@ -278,7 +280,7 @@ class RefreshSessions:
         False if only the row was left: the session had expired, or all sessions of its client were ended.
         """
         client = build_client_id(scope.org, scope.app)
-        with translate_store_errors():
+        with translate_store_errors(self._incident):
             for attempt in range(MAX_ATTEMPTS):
                 await self._writer.back_off(attempt)
                 keys = [schema.session_key(client, sid), client_item_key(scope)]
@@ -300,7 +302,7 @@ class RefreshSessions:
         The caller must know that no other client's session has this sid. Raises Busy.
         """
         key, until = schema.revoked_session_key(sid), self._compute_latest_expiry()
-        with translate_store_errors():
+        with translate_store_errors(self._incident):
             (before,) = await self._store.get_many([key], consistent=True)  # no role may use GetItem on this table
             previous_until = (before or {}).get(EXPIRY_ATTRIBUTE)
             until = max(until, previous_until) if isinstance(previous_until, int) else until
@@ -334,7 +336,7 @@ class RefreshSessions:
 
     async def list_live(self, scope: Scope) -> list[Session]:
         """Return the client's live sessions, the oldest first. Raises Busy."""
-        with translate_store_errors():
+        with translate_store_errors(self._incident):
             owner = await self._store.get(client_item_key(scope), consistent=True)
             rows = await self._read_rows(
                 build_client_id(scope.org, scope.app), read_generation(owner), self._clock.now()
@@ -589,14 +591,15 @@ def is_race(reasons: Sequence[CancellationReason]) -> bool:
 
 
 @contextmanager
-def translate_store_errors() -> Iterator[None]:
+def translate_store_errors(incident: Incident) -> Iterator[None]:
     try:
         yield
     except StoreError as failure:
-        _log.warning(
+        incident.report(
             "cannot read or change sessions: %s; logins and refreshes fail with 503 until the store answers", failure
         )
         raise Busy("sessions cannot be looked up while the store is away; try again", retry_after=5) from None
+    incident.end("sessions can be read and changed again")
 
 
 class RefusalCache:

@@ -33,7 +33,7 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Key, Store
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import metrics
-from price_keeper.telemetry.logs import log_read_failure
+from price_keeper.telemetry.logs import log_read_failure, store_reads
 from price_keeper.telemetry.metrics import MetricsRegistry
 
 STORE_RETRY_SECONDS = 3.0  # while the store does not answer
@@ -144,6 +144,7 @@ class BudgetRefresher:
             self._on_failure(refresh, failure)
             return
         refresh.budget.is_stale = False
+        store_reads.end("settings and budgets are read from the store again")
         if has_spend:  # callers do not wait for alerts
             self._tasks.spawn(self._raise_alerts(refresh.budget))
 
@@ -240,7 +241,7 @@ class BudgetRefresher:
 
     def _apply_override(self, refresh: RefreshState, item: Item | None) -> None:
         override = parse_override(item, self._clock.now())
-        if override != refresh.override:
+        if override != refresh.override and refresh.has_spend:  # what the first read finds is no change
             self._log_override(refresh, override)
         refresh.override = override
         refresh.override_ends_at = NEVER if override is None else override.until
@@ -249,11 +250,11 @@ class BudgetRefresher:
         scope, period = refresh.budget.scope.key, refresh.budget.span.key
         if override is not None:
             label, who, why = override.label, override.who, override.reason
-            _log.warning("override set: scope=%s period=%s label=%s who=%r why=%r", scope, period, label, who, why)
+            _log.info("override set: scope=%s period=%s label=%s who=%r why=%r", scope, period, label, who, why)
         elif self._clock.now() >= refresh.override_ends_at:
-            _log.warning("override expired: scope=%s period=%s; the quotas decide again", scope, period)
+            _log.info("override expired: scope=%s period=%s; the quotas decide again", scope, period)
         else:
-            _log.warning("override cleared: scope=%s period=%s; the quotas decide again", scope, period)
+            _log.info("override cleared: scope=%s period=%s; the quotas decide again", scope, period)
 
     def _warn_of_problems(self, refresh: RefreshState, settings: EffectiveSettings) -> None:
         if settings.problems != refresh.warned_problems:
@@ -280,7 +281,7 @@ class BudgetRefresher:
             item = failure.item
         else:
             self.active_label_moves += 1
-            _log.warning(
+            _log.info(
                 "active label advanced: scope=%s period=%s label=%s before=%s; the quota before it is spent",
                 budget.scope.key,
                 budget.span.key,

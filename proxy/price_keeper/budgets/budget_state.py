@@ -291,6 +291,7 @@ class BudgetState:
         self._trackers: dict[str, SpendTracker] = {}
         self._fallback_routes: dict[tuple[str, bool], tuple[_FallbackStep, ...]] = {}
         self._last_served: dict[tuple[str, bool], str | None] = {}
+        self._first_active_index: int | None = None  # as it was found; a fallback to it was logged by another process
         self.quota_generation = 0  # increases when another label gets a quota
         self._refresh_schedule = RefreshSchedule()
         self._add_trackers()
@@ -518,13 +519,17 @@ class BudgetState:
 
     def _log_change(self, requested: str, is_format_specific: bool, serving: str | None) -> None:
         """Log that another label serves, once per change. A change due to calls in flight alone is not logged, as they
-        may cost less than expected."""
+        may cost less than expected, and neither is a fallback that this process found when it started."""
+        is_first = (requested, is_format_specific) not in self._last_served
         before, settings = self._last_served.get((requested, is_format_specific), requested), self.settings
         route = self._fallback_routes[requested, is_format_specific]
         by_spend_alone = (step.label for step in route if step.quota is None or step.tracker.spent < step.quota)
         if next(by_spend_alone, None) != serving:
             return
         self._last_served[requested, is_format_specific] = serving
+        found = self._first_active_index or 0
+        if is_first and 0 < found == self.active_index and serving == settings.ordering[found]:
+            return
         amounts = self.format_amounts(settings.ordering or settings.quotas)
         _log.warning(
             "calls of %s for %s %s %s now (before: %s): spent %s in %s; active label %s, enforcement %s",
@@ -550,6 +555,8 @@ class BudgetState:
     def apply_settings(self, settings: EffectiveSettings, active: int) -> None:
         """Apply settings and active label. The calendar stays until the period is over, whatever the settings say."""
         settings, active = settings.with_calendar_of(self.settings), min(active, max(0, len(settings.ordering) - 1))
+        if self._first_active_index is None:
+            self._first_active_index = active
         if settings != self.settings or active != self.active_index:
             self._counters.active_label_changes += active != self.active_index
             self.settings, self.active_index = settings, active

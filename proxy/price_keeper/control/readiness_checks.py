@@ -18,6 +18,7 @@ from price_keeper.errors import (
     StoreAccessDenied,
     StoreError,
     StoreMisconfigured,
+    StoreReadOnly,
     StoreThrottled,
     StoreUnavailable,
 )
@@ -35,6 +36,7 @@ RESULT_TTL_SECONDS = 1.0  # frequent probes cost the store nothing
 # only the log has it.
 _PUBLIC_TEXTS: tuple[tuple[type[Exception], str], ...] = (
     (StoreAccessDenied, "the store refuses our credentials"),
+    (StoreReadOnly, "the store is read-only"),
     (StoreUnavailable, "the store is away"),
     (StoreThrottled, "the store asks to slow down"),
     (StoreMisconfigured, "the store is not as it should be"),
@@ -104,7 +106,8 @@ class Readiness:
             return ReadinessResult(failure.message, is_good=False)
         except Exception as failure:
             return self._report_failure(name, failure)
-        self._logged_failures.pop(name, None)
+        if self._logged_failures.pop(name, None) is not None:
+            _log.warning("ready again: %s", name)
         return ReadinessResult(text if isinstance(text, str) else "ok")
 
     def _report_failure(self, name: str, failure: Exception) -> ReadinessResult:

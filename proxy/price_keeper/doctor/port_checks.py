@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
+import re
 import socket
 import ssl
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Final, NamedTuple
 
 from cryptography import x509
 
@@ -24,6 +27,8 @@ from price_keeper.upstream.connection_pool import UpstreamEndpoint
 
 RENEW_BEFORE = timedelta(days=30)
 LOCAL_TIMEOUT_SECONDS = 1.5  # a server on this machine answers at once or not at all
+_LISTENS: Final = "0A"  # the state of a listening socket in /proc/net/tcp
+_OWN_COMMAND: Final = re.compile(r"\bprice(?:-keeper|_keeper\.cli) (?:serve|dev)\b")
 
 
 def build_port_checks(context: DoctorContext) -> list[DoctorCheck]:
@@ -82,7 +87,38 @@ async def _identify_listener(name: str, address: Address, context: DoctorContext
             )
             if _is_price_keeper(name, response):
                 return ok(f"{address} is served by a sidecar that runs")
+    owner = await asyncio.to_thread(_find_listening_process, address.port)
+    if owner is not None and _OWN_COMMAND.search(owner.command):
+        return trouble(
+            f"{address} is taken by a sidecar that does not answer (process {owner.pid}: {owner.command})",
+            f"look at its log; if it hangs, restart it: kill -9 {owner.pid} loses nothing that its journal has",
+        )
     return trouble(f"{address} is taken by another program", remedy)
+
+
+class _Process(NamedTuple):
+    pid: int
+    command: str
+
+
+def _find_listening_process(port: int) -> _Process | None:
+    """The process that listens on the port; None where the kernel does not tell, as of another user's."""
+    sockets = set()
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            rows = [line.split() for line in Path("/proc/net", table).read_text().splitlines()[1:]]
+            sockets |= {f"socket:[{row[9]}]" for row in rows if row[3] == _LISTENS and _read_port(row[1]) == port}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it may have ended, or belong to another user
+            descriptors = process / "fd"
+            if any(os.readlink(descriptors / each) in sockets for each in os.listdir(descriptors)):
+                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                return _Process(int(process.name), command)
+    return None
+
+
+def _read_port(address: str) -> int:
+    return int(address.rpartition(":")[2], 16)
 
 
 def _is_price_keeper(name: str, response: ProbeResponse) -> bool:

@@ -36,7 +36,6 @@ from price_keeper.ledger.counter_writes import (
 )
 from price_keeper.ledger.lease_rows import HardBudgetKey
 from price_keeper.ledger.ledger_entries import Counter, UsageCounts
-from price_keeper.ledger.log_throttle import LogThrottle
 from price_keeper.org_calendar import format_day
 from price_keeper.stores import schema
 from price_keeper.stores.contract import (
@@ -56,6 +55,7 @@ from price_keeper.stores.contract import (
     at_most,
     iterate_rows,
 )
+from price_keeper.telemetry.incident import Incident
 from price_keeper.telemetry.request_stats import BucketBounds, Distribution
 
 MAX_TRIES: Final = 3
@@ -71,11 +71,10 @@ MAX_ABOVE_SHARDS: Final = 1000
 AS_OF_ATTRIBUTE: Final = "as_of_epoch"
 TOTAL_ATTRIBUTES: Final = (*UsageCounts._fields[:-1], COST_ATTRIBUTE)
 _NUMBERS: Final = (*TOTAL_ATTRIBUTES, AS_OF_ATTRIBUTE)
-MALFORMED_LOG_SECONDS: Final = 60.0  # between two log lines about malformed rows
 LAG_BOUNDS: Final[BucketBounds] = (1, 5, 10, 20, 30, 45, 60, 90, 120, 300, 600, 1800)
 
 _log = logging.getLogger("price_keeper.recording")
-malformed_throttle = LogThrottle(time.monotonic, MALFORMED_LOG_SECONDS)
+malformed_rows = Incident(_log, time.monotonic)
 
 CounterName: TypeAlias = "tuple[str, str, str]"  # scope, label and period
 
@@ -108,6 +107,7 @@ class Aggregator:
         self._pending: dict[CounterName, _PendingTotal] = {}
         self._above_shards: set[CounterName] = set()  # totals that are higher than the sum of their shards; logged once
         self._lag_counts, self._lag_seconds = [0] * (len(LAG_BOUNDS) + 1), 0.0
+        self._incident = Incident(_log, clock.monotonic)
         self.totals_written = self.totals_fresh = 0
         self._on_total: list[Callable[[Counter, int, float], None]] = []
         # when all totals that were due were last up to date; before that, the start of this process
@@ -153,10 +153,10 @@ class Aggregator:
 
         failures = [failure for each in await asyncio.gather(*map(look, _iterate_batches(due))) for failure in each]
         if failures:
-            _log.warning(
-                "%d totals are not brought up to date; the next run tries again: %s", len(failures), failures[0]
-            )
+            message = "%d totals are not brought up to date; the next run tries again: %s"
+            self._incident.report(message, len(failures), failures[0])
         else:
+            self._incident.end("totals are brought up to date again")
             self.completed_at = self._clock.monotonic()
 
     async def _look(self, batch: Sequence[_PendingTotal], is_last: bool) -> list[StoreError]:
@@ -360,8 +360,8 @@ def _drop_malformed(key: Key, item: Item) -> Item:
     malformed = [name for name in _NUMBERS if name in item and type(item[name]) not in (int, Decimal)]
     if not malformed:
         return item
-    if malformed_throttle.allows("malformed"):
-        _log.warning("%s is no number in the row %s of %s; it counts as 0", ", ".join(malformed), key[1:], key.table)
+    message = "%s is no number in the row %s of %s; it counts as 0 until the row is corrected"
+    malformed_rows.report(message, ", ".join(malformed), key[1:], key.table)
     return {name: value for name, value in item.items() if name not in malformed}
 
 

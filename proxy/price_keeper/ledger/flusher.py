@@ -19,8 +19,8 @@ from price_keeper.domain import PICO_PER_USD
 from price_keeper.errors import RecordingUnavailable, StoreError
 from price_keeper.ledger.journal import Journal, SealedSegment
 from price_keeper.ledger.ledger_entries import Counter, UsageCounts
-from price_keeper.ledger.log_throttle import LogThrottle
 from price_keeper.ledger.segment_sender import SegmentSender
+from price_keeper.telemetry.incident import Incident
 
 BUSY_REQUESTS = 200  # in one flush: at this rate the cost of its writes is negligible per request
 MAX_QUIET_WAIT_SECONDS = 0.5  # for which a reader waits for a flush to end
@@ -136,7 +136,7 @@ class Flusher:
         self._flush_due = asyncio.Event()
         self._last_flush_at = self._caught_up_at = clock.monotonic()
         self.store_trouble = ""
-        self._throttle = LogThrottle(clock.now)
+        self._incident = Incident(_log, clock.monotonic, logging.ERROR)
 
     # Calls.
 
@@ -306,6 +306,7 @@ class Flusher:
                 self._on_flush_failed(failure)
                 return False
             self.store_trouble = ""
+            self._incident.end("spend is flushed again")
             if not self.journal.trouble:  # with trouble, recorded spend may be unsealed
                 self._caught_up_at = self._last_flush_at
             self._interval.on_flushed(requests)
@@ -335,9 +336,11 @@ class Flusher:
             self._unsent_pico -= self._unsent.popleft().seal.pico
 
     def _on_flush_failed(self, failure: StoreError | OSError) -> None:
-        if not self.store_trouble and self._throttle.allows("flush"):
-            message = "spend cannot be flushed, and waits in the journal: %s; %.2f USD wait, above %g calls get a 503"
-            _log.error(message, failure, self.unflushed_pico / PICO_PER_USD, self.limit_pico / PICO_PER_USD)
+        message = (
+            "spend cannot be flushed, and waits in the journal: %s; %.2f USD wait, above %g calls get a 503; "
+            "price-keeper doctor looks at the store"
+        )
+        self._incident.report(message, failure, self.unflushed_pico / PICO_PER_USD, self.limit_pico / PICO_PER_USD)
         self.store_trouble = str(failure)
         self._interval.on_failed()
 

@@ -52,10 +52,10 @@ from price_keeper.ledger.ledger_entries import (
     encode_head,
     encode_ready,
 )
-from price_keeper.ledger.log_throttle import LogThrottle
 from price_keeper.ledger.segment import Segment, sync_file, sync_folder
 from price_keeper.ledger.ulid import UlidFactory, read_created_at
 from price_keeper.stores.contract import MAX_TRANSACTION_WRITES
+from price_keeper.telemetry.incident import Incident
 from price_keeper.telemetry.request_stats import MAX_LABELS, OTHER_LABEL
 
 # A part is one transaction: its marker, and for each sum a counter and perhaps an entry in the list of active counters.
@@ -260,7 +260,7 @@ class Journal:
         self.tally = UsageTally()  # recorded since the last seal
         self._sealed_by_label = dict.fromkeys((*labels, OTHER_LABEL), UsageCounts())  # recorded before it
         self._line_trouble = self._seal_trouble = self._sync_trouble = ""
-        self._throttle = LogThrottle(ulids.now)
+        self._incident = Incident(_log, ulids.now, logging.ERROR)
         self._unsyncable_ulid = ""  # the segment whose last sync failed
         self._previous_ulid, self._has_carried_calls = "", False  # of the current segment
         try:
@@ -378,6 +378,7 @@ class Journal:
             raise
         if segment.ulid != self._unsyncable_ulid:
             self._sync_trouble = ""
+            self._note_recovery()
 
     def seal(self) -> SealedSegment | None:
         """End this segment and begin the next; None if there is nothing to flush. Raises OSError.
@@ -404,6 +405,7 @@ class Journal:
         self._previous_ulid, self._has_carried_calls = ended.ulid, bool(self._open)
         self._sealed_by_label = self.recorded_by_label
         self._segment, self.tally, self._seal_trouble = next_segment, UsageTally(), ""
+        self._note_recovery()
         ended.close()
         return sealed
 
@@ -431,7 +433,9 @@ class Journal:
     def _settle(self, number: int, intent: Intent, receipt: Receipt | None) -> None:
         """Write the end of a call, then apply it. Raises OSError if it cannot be written; then nothing has changed."""
         self._segment.append(b'["N",%d]' % number if receipt is None else receipt.encode(number))
-        self._line_trouble = ""
+        if self._line_trouble:
+            self._line_trouble = ""
+            self._note_recovery()
         del self._open[number]
         for listener in intent.charged.spend_listeners:
             listener.on_call_ended(_expected_pico(intent), 0 if receipt is None else receipt.counts[-1])
@@ -441,15 +445,18 @@ class Journal:
             completion_listener.on_completed(receipt)
 
     def _note_failure(self, failure: OSError, action: str = "written") -> str:
-        """Returns the reason. It is logged when the trouble begins, unless the same was logged a moment ago."""
-        if not self.trouble and self._throttle.allows(f"{action} {failure.strerror}"):
-            _log.error(
-                "the journal in %s cannot be %s: %s; a call whose intent cannot be written is refused with 503",
-                self.folder,
-                action,
-                failure.strerror,
-            )
+        """Returns the reason."""
+        self._incident.report(
+            "the journal in %s cannot be %s: %s; a call whose intent cannot be written is refused with 503",
+            self.folder,
+            action,
+            failure.strerror,
+        )
         return str(failure.strerror)
+
+    def _note_recovery(self) -> None:
+        if not self.trouble:
+            self._incident.end("the journal in %s can be written again", self.folder)
 
 
 def _expected_pico(intent: Intent) -> int:

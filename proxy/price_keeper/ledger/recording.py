@@ -34,6 +34,7 @@ from price_keeper.ledger.ulid import UlidFactory
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import metrics
+from price_keeper.telemetry.incident import Incident
 from price_keeper.telemetry.metrics import MetricsRegistry, Samples
 
 LAST_FLUSH_TIMEOUT_SECONDS = 5.0  # of the time that Kubernetes leaves after the calls in flight have ended
@@ -97,6 +98,10 @@ class Recording:
     has_former_leases: bool = True
     orphans: OrphanedJournals | None = None
     _orphans_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _former_leases: Incident = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._former_leases = Incident(_log, self.clock.monotonic)
 
     def start(self, config: Config, tasks: Tasks) -> None:
         tasks.start("flush timer", self.flusher.run_flush_timer)
@@ -142,12 +147,11 @@ class Recording:
         try:
             await release_former_leases(self.store, self.clock, self.folder, self.lease_file.holder)
         except (StoreError, OSError) as failure:
-            _log.warning(
-                "budget leases of former runs cannot be released yet; their money stays leased until then: %s",
-                failure,
-            )
+            message = "budget leases of former runs cannot be released yet; their money stays leased until then: %s"
+            self._former_leases.report(message, failure)
             return
         self.has_former_leases = False
+        self._former_leases.end("budget leases of former runs are released")
 
     async def finish(self) -> None:
         """Flush what is recorded; what the store does not take waits in the journal for the next start. Then bring the

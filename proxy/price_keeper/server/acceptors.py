@@ -18,6 +18,7 @@ from price_keeper.server import http2_frames
 from price_keeper.server.http1 import Http1Connection
 from price_keeper.server.sockets import BACKLOG, get_peer_address
 from price_keeper.tasks import Tasks
+from price_keeper.telemetry.incident import Incident
 
 if TYPE_CHECKING:
     from price_keeper.server.http2 import Http2Connection
@@ -69,6 +70,7 @@ class TlsAcceptor:
         self._loop = asyncio.get_running_loop()
         self._handshakes: dict[ProtocolDetector, None] = {}  # unfinished ones, oldest first
         self._is_open = False
+        self._incident = Incident(_log, self._loop.time, logging.ERROR)
 
     async def open(self) -> None:
         self._socket.listen(BACKLOG)
@@ -92,7 +94,7 @@ class TlsAcceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as failure:
-                _log.error(
+                self._incident.report(
                     "data port cannot accept connections (%s); it accepts none for %g s, then tries again",
                     failure.strerror,
                     ACCEPT_RETRY_SECONDS,
@@ -100,6 +102,7 @@ class TlsAcceptor:
                 self._loop.remove_reader(self._socket.fileno())
                 self._loop.call_later(ACCEPT_RETRY_SECONDS, self._resume_accepting)
                 return
+            self._incident.end("data port accepts connections again")
             self._start_handshake(client_socket)
 
     def _start_handshake(self, client_socket: socket.socket) -> None:

@@ -80,7 +80,10 @@ class StoreCredentials(AioCredentials):  # type: ignore[misc]
     def _accept(self, credentials: Any) -> None:
         if credentials is None:
             raise NoCredentialsError
-        self._current, self._logged_failure = credentials, ""
+        self._current = credentials
+        if self._logged_failure:
+            self._logged_failure = ""
+            _log.warning("AWS credentials of the store are renewed again")
         self.account_id = credentials.account_id  # DynamoDB has endpoints for each account
         self._due_at = self._now() + RENEW_INTERVAL_SECONDS
 

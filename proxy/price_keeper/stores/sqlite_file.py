@@ -18,7 +18,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import NamedTuple, TypeAlias
 
-from price_keeper.errors import StoreError, StoreMisconfigured, StoreUnavailable
+from price_keeper.errors import StoreError, StoreMisconfigured, StoreReadOnly, StoreUnavailable
 from price_keeper.stores.contract import Key
 from price_keeper.stores.schema import TABLES
 
@@ -152,6 +152,9 @@ def _make_tables(connection: sqlite3.Connection, path: Path) -> None:
 def translate_sqlite_error(failure: sqlite3.Error, path: Path, *, maybe_applied: bool = False) -> StoreError:
     if getattr(failure, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
         return StoreMisconfigured(f"{path} is no SQLite database")
+    if (getattr(failure, "sqlite_errorcode", None) or 0) & 0xFF == sqlite3.SQLITE_READONLY:
+        why = f"{path} is read-only ({failure}): see who owns it, and how its disk is mounted"
+        return StoreReadOnly(why, maybe_applied=maybe_applied)
     return StoreUnavailable(f"{path}: {failure}", maybe_applied=maybe_applied)
 
 

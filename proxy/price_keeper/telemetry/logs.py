@@ -9,14 +9,17 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 import traceback
 from datetime import UTC, datetime
 from typing import Final, Literal, TextIO
 
 from price_keeper.config.config_problems import escape_line
 from price_keeper.errors import StoreError
+from price_keeper.telemetry.incident import Incident
 
 ROOT_LOGGER: Final = "price_keeper"
+store_reads: Final = Incident(logging.getLogger("price_keeper.selection"), time.monotonic)  # of settings and budgets
 _INDENT: Final = "    "  # before the further lines of a record, so that none of them looks like another record
 
 # Attributes of a record beside its message; see `build_request_extra`.
@@ -37,10 +40,13 @@ def build_bedrock_extra(bedrock_request_id: str) -> dict[str, str]:
 
 
 def log_read_failure(log: logging.Logger, subject: str, effect: str, failure: Exception) -> None:
-    """Log that a read of the store failed, and what holds meanwhile. Any failure but a StoreError is an error of ours:
-    it is logged with its traceback, and without its message, which may contain data of a caller."""
+    """Log that a read of the store failed, and what holds meanwhile. A store that does not answer is one incident for
+    all that is read from it; the rest is logged at level INFO. Any failure but a StoreError is an error of ours: it is
+    logged with its traceback, and without its message, which may contain data of a caller."""
     if isinstance(failure, StoreError):
-        log.warning("%s cannot be read from the store; %s until it answers: %s", subject, effect, failure)
+        message = "%s cannot be read from the store; %s until it answers: %s"
+        if not store_reads.report(message, subject, effect, failure):
+            log.info(message, subject, effect, failure)
         return
     message = "%s cannot be read because of an error of ours (%s); %s until a read succeeds"
     log.error(message, subject, type(failure).__name__, effect, extra={_WHERE: format_traceback(failure)})

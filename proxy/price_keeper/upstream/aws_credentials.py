@@ -122,7 +122,9 @@ class RefreshingCredentials:
                 raise ConfigError([f"the AWS credentials cannot be used: {failure}"]) from None
             self._log_once(f"new AWS credentials cannot be used: {failure}")
             return
-        self._last_problem = ""
+        if self._last_problem:
+            self._last_problem = ""
+            _log.warning("AWS credentials are renewed again")
         if renewed != self._current:  # an equal object must not replace it: the signer caches its key by identity
             self._current = renewed
             for on_renewed in self._on_renewed:

@@ -1,8 +1,8 @@
 """Whether Bedrock can be reached and accepts the sidecar's credentials, for readiness, metrics and the log.
 
-The forwarder reports each connect and each refusal here. A caller sees only its own error; the reason is logged here: a
-failed connect at most once in `LOG_INTERVAL_SECONDS` for each endpoint, a refusal of the credentials once, and again
-only when none came for `REFUSAL_TTL_SECONDS`. Readiness reports it meanwhile.
+The forwarder reports each connect and each refusal here. A caller sees only its own error; the reason is logged here:
+each endpoint that cannot be reached as an incident, a refusal of the credentials once, and again only when none came
+for `REFUSAL_TTL_SECONDS`. Readiness reports it meanwhile.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Final
 
 from price_keeper.clock import Clock
 from price_keeper.errors import UpstreamUnavailable
+from price_keeper.telemetry.incident import Incident
 from price_keeper.upstream.connection_pool import CannotConnect, ConnectionPool, UpstreamEndpoint
 
-LOG_INTERVAL_SECONDS: Final = 10.0  # between two log lines about one endpoint that cannot be reached
 REFUSAL_TTL_SECONDS: Final = 15.0  # how long a refusal of the credentials counts, unless they are renewed
 PROBE_TIMEOUT_SECONDS: Final = 1.0  # of one probe; a readiness check waits for two in sequence at most
 
@@ -47,7 +47,7 @@ class UpstreamHealth:
         self._expected: frozenset[UpstreamEndpoint] = frozenset()
         self._unreachable: dict[UpstreamEndpoint, ConnectionPool] = {}
         self._tried: set[UpstreamEndpoint] = set()
-        self._logged_at: dict[UpstreamEndpoint, float] = {}
+        self._incidents: dict[UpstreamEndpoint, Incident] = {}
         self._refused_until: dict[UpstreamEndpoint | None, float] = {}  # None stands for all endpoints
 
     def set_expected(self, endpoints: Collection[UpstreamEndpoint]) -> None:
@@ -58,16 +58,16 @@ class UpstreamHealth:
 
     def on_connected(self, endpoint: UpstreamEndpoint) -> None:
         self._tried.add(endpoint)
-        self._unreachable.pop(endpoint, None)
+        if self._unreachable.pop(endpoint, None) is not None:
+            self._incidents[endpoint].end("%s:%d can be reached again", endpoint.host, endpoint.port)
 
     def on_connect_failed(self, pool: ConnectionPool, error: Exception) -> None:
-        endpoint, now = pool.endpoint, self._clock.monotonic()
+        endpoint = pool.endpoint
         self._tried.add(endpoint)
         self._unreachable[endpoint] = pool
-        if now - self._logged_at.get(endpoint, now - LOG_INTERVAL_SECONDS) >= LOG_INTERVAL_SECONDS:
-            self._logged_at[endpoint] = now
-            message = "cannot connect to %s:%d: %s; calls go to the next endpoint of their label, or fail with 503"
-            _log.warning(message, endpoint.host, endpoint.port, error)
+        incident = self._incidents.setdefault(endpoint, Incident(_log, self._clock.monotonic))
+        message = "cannot connect to %s:%d: %s; calls go to the next endpoint of their label, or fail with 503"
+        incident.report(message, endpoint.host, endpoint.port, error)
 
     def on_credentials_refused(self, endpoint: UpstreamEndpoint, error: str) -> None:
         """Record that Bedrock refused the credentials, or what was signed with them."""
@@ -78,13 +78,15 @@ class UpstreamHealth:
         self._refused_until[where] = now + REFUSAL_TTL_SECONDS
 
     def forget(self, endpoint: UpstreamEndpoint) -> None:
-        """Forget an endpoint that gets no more calls. Its log interval stays, in case it gets some after all."""
+        """Forget an endpoint that gets no more calls. Its incident is kept, for its log interval."""
         self._unreachable.pop(endpoint, None)
         self._tried.discard(endpoint)
         self._refused_until.pop(endpoint, None)
 
     def on_credentials_renewed(self) -> None:
         """Forget refusals, because other credentials sign from now on."""
+        if self._refused_until:
+            _log.warning("the sidecar signs with other AWS credentials now, after Bedrock had refused the former ones")
         self._refused_until.clear()
 
     # What readiness and metrics read.

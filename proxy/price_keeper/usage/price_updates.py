@@ -141,6 +141,7 @@ class _LabelPrices:
     table: PriceTable  # in force
     read_at: float | None = None  # None while the configured prices are in force
     trouble: str = ""
+    is_trouble_logged: bool = False
 
 
 class PriceStatus(NamedTuple):
@@ -310,7 +311,11 @@ class PriceTables:
             if label.follows_list:
                 trouble = self._apply_listed_prices(label) or self._troubles.get(label.model_region, "")
                 if trouble not in (label.trouble, "", _READ_BY_OTHER):
+                    label.is_trouble_logged = True
                     _log.warning("prices of %s stay those of %s: %s", _describe(label), label.table.version, trouble)
+                elif not trouble and label.is_trouble_logged:
+                    label.is_trouble_logged = False
+                    _log.warning("prices of %s follow the price list again", _describe(label))
                 label.trouble = trouble
         self._by_label = self._index_tables()
 
