@@ -15,6 +15,7 @@ import yaml
 from price_keeper.telemetry.metrics import ALL_METRICS
 
 from tests.support.commands import ROOT
+from tests.support.doc_pages import anchors
 from tests.support.observed_sidecar import ObservedSidecar, Scrape, exercise, run_observed
 from tests.support.prometheus import Prometheus, find_program, prometheus
 from tests.support.workers import wait_until
@@ -130,6 +131,30 @@ def test_every_alert_has_instructions_and_test() -> None:
               "refusals_total", "added_latency_seconds_bucket", "revocation_away_seconds", "price_trouble",
               "workers_up")  # fmt: skip
     assert {f"price_keeper_{name}" for name in wanted} <= covered
+
+
+RUNBOOKS = ROOT / "docs" / "runbooks.md"
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: str(alert["alert"]))
+def test_every_alert_links_to_its_runbook(alert: dict[str, Any]) -> None:
+    path, _, anchor = alert["annotations"]["runbook_url"].partition("#")
+    assert ROOT / path == RUNBOOKS
+    assert anchor in anchors(RUNBOOKS)
+    section = RUNBOOKS.read_text().partition(f"\n## {alert['alert']}\n")[2].partition("\n## ")[0]
+    assert anchor == alert["alert"].lower()
+    assert re.findall(r"^- \*\*(\w+):\*\* \S", section, re.MULTILINE) == ["Symptom", "Impact", "Checks", "Fix"]
+
+
+def test_every_runbook_has_its_alert() -> None:
+    headings = re.findall(r"^## (.+)$", RUNBOOKS.read_text(), re.MULTILINE)
+    assert headings == [alert["alert"] for alert in ALERTS]
+
+
+def test_on_call_page_begins_with_what_matters_at_night() -> None:
+    box = RUNBOOKS.read_text().partition("\n## ")[0]
+    assert "> - **An app that this host has never served runs without a budget while the store is away**" in box
+    assert "> - **Never delete or empty the journal's folder**" in box
 
 
 def test_alert_rules_cover_what_operations_says_to_alert_on() -> None:
