@@ -255,14 +255,14 @@ def test_early_and_repeated_sighups_end_nothing_and_are_not_lost(lineup: Sidecar
 
 def found_by(folder: Path) -> list[int]:
     """The processes that work there and were not started by others of them."""
-    found = {}
+    parents = {}
     for place in Path("/proc").glob("[0-9]*"):
         try:
-            is_there = os.readlink(place / "cwd") == str(folder)
-            found[int(place.name)] = int((place / "stat").read_text().rpartition(")")[2].split()[1]) if is_there else 0
+            if os.readlink(place / "cwd") == str(folder):
+                parents[int(place.name)] = int((place / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-    return [pid for pid, parent in found.items() if parent == os.getpid()]
+    return [pid for pid, parent in parents.items() if parent not in parents]
 
 
 @pytest.mark.parametrize("lineup", [WORKERS], indirect=True)
