@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from price_keeper.operations import Operation
 from price_keeper.upstream.eventstream import EventFrame, FrameWatcher, encode_frame
 from price_keeper.usage import model_families, stream_usage
 from price_keeper.usage.model_families import INVOCATION_METRICS, MAX_TOKENS
@@ -20,6 +21,7 @@ from price_keeper.usage.stream_usage import (
     InvocationStream,
 )
 from price_keeper.usage.token_usage import Usage
+from price_keeper.usage.usage_reader import EVENT_STREAM, build_reader
 
 from tests.support.effort import tries
 
@@ -198,6 +200,31 @@ def test_frames_split_anywhere_give_same_usage(given_chunks, data):
                     stream.add_frame(frame)
             found.add((repr(stream.usage()), repr(stream.partial_usage()), stream.estimate_output()))
         assert len(found) == 1
+
+
+converse_events = st.sampled_from(("messageStart", "contentBlockStart", "contentBlockDelta", "messageStop", "metadata"))
+payload_sizes = st.one_of(st.integers(0, 60), st.sampled_from((511, 512, 513, 515, 516, 2000)))
+
+
+@settings(max_examples=tries(100))
+@given(st.lists(st.tuples(converse_events, payload_sizes), max_size=20), objects, st.data())
+def test_counted_frames_estimate_as_much_as_added_ones(events, last, data):
+    """The reader has ordinary frames counted instead of adding each of them to the stream."""
+    names_and_payloads = [(name, b"x" * size) for name, size in events]
+    names_and_payloads.append(("metadata", json.dumps(last).encode()))
+    sent = b"".join(
+        encode_frame({":event-type": name, ":message-type": "event"}, payload) for name, payload in names_and_payloads
+    )
+    stream = ConverseStream()
+    for frame in FrameWatcher(CONVERSE_FRAME_LIMITS).feed(sent):
+        stream.add_frame(frame)
+    for pieces in ([sent], data.draw(cut_up(sent))):
+        reader = build_reader(Operation.CONVERSE_STREAM, "", EVENT_STREAM, {})
+        for piece in pieces:
+            reader.feed(piece)
+        assert reader.usage() == stream.usage()
+        assert reader.partial_usage() == stream.partial_usage()
+        assert (reader.estimate_output(), reader.has_output()) == (stream.estimate_output(), stream.has_output())
 
 
 @settings(max_examples=tries(50))

@@ -8,12 +8,14 @@ from zlib import crc32
 
 import pytest
 from botocore.eventstream import EventStreamBuffer
+from price_keeper.upstream import eventstream
 from price_keeper.upstream.eventstream import (
     MAX_EXCEPTION_PAYLOAD,
     MAX_HEADERS,
     MAX_PAYLOAD,
     BrokenStream,
     EventFrame,
+    FrameInterests,
     FrameWatcher,
     encode_frame,
 )
@@ -168,6 +170,40 @@ def test_stream_with_many_event_kinds_keeps_cache_bounded():
         watcher, found = watched(parts)
         assert [frame.payload for frame in found] == [b"%d" % n for n in range(300) for _ in range(2)]
         assert len(watcher._interests) <= 64
+
+
+def test_stream_with_many_frame_lengths_keeps_cache_bounded():
+    frames = [event("metadata", b"x" * size) for size in range(3000)]
+    _, found = watched([b"".join(frames)])
+    assert [frame.payload_size for frame in found] == [*range(3000)]
+    assert 0 < len(eventstream._preludes) <= 1024
+
+
+@pytest.mark.parametrize("size", [1, 50, 10_000])
+def test_small_events_of_counted_type_are_only_counted(size):
+    interests = FrameInterests({"metadata": 4096, "contentBlockDelta": 0}, {"contentBlockDelta": 10})
+    small, large = (event("contentBlockDelta", bytes(length)) for length in (9, 10))
+    other = exception("contentBlockDelta", b"{}")
+    for _ in range(2):  # the second stream uses what is cached of the first
+        watcher = FrameWatcher(interests)
+        stream = b"".join([small, small, large, other, small, LAST])
+        found = [frame for part in pieces(stream, size) for frame in watcher.feed(part)]
+        assert found == [
+            EventFrame("event", "contentBlockDelta", b"", 10),
+            EventFrame("exception", "contentBlockDelta", b"{}", 2),
+            EventFrame("event", "metadata", USAGE, len(USAGE)),
+        ]
+        assert (watcher.counted, watcher.frames, watcher.close()) == (3, 6, None)
+
+
+def test_known_lengths_with_wrong_crc_fail():
+    """The lengths of an earlier frame are cached under their CRC too."""
+    for at in range(12):
+        damaged = bytearray(DELTA)
+        damaged[at] ^= 1
+        watcher, _ = watched([DELTA + bytes(damaged)])
+        assert watcher.frames == 1
+        assert LENGTHS_ONLY_CRC in str(watcher.failure)
 
 
 # ---------------------------------------------------------------- where in the stream it stands

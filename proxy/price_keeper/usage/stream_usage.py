@@ -21,8 +21,8 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from price_keeper.upstream.eventstream import EventFrame
-from price_keeper.usage import model_families
-from price_keeper.usage.model_families import INVOCATION_METRICS, NO_HEADERS
+from price_keeper.usage import fast_parse, model_families
+from price_keeper.usage.model_families import INVOCATION_METRICS, LATENCY_HEADER, NO_HEADERS, TIER_HEADER
 from price_keeper.usage.token_usage import NO_COUNTS, ReportedCounts, Usage, build_usage, merge_counts, sum_tokens
 
 _MAX_TRIES: Final = 16
@@ -59,6 +59,7 @@ CONVERSE_FRAME_LIMITS: Final = {
     "messageStart": 0,
     "contentBlockStart": 0,
 }
+CONVERSE_COUNTED_FRAMES: Final = {"contentBlockDelta": ORDINARY_FRAME_BYTES}  # below this size, their number suffices
 
 # OpenAI's models cache prompts in blocks of this size, so less than one block of a cached prompt is plain input.
 CACHE_BLOCK_TOKENS: Final = 128
@@ -513,19 +514,28 @@ class ConverseStream:
     """A Converse stream. Its last event, the metadata, states everything; before it only the length of the output is
     known."""
 
-    __slots__ = ("_estimated_tokens", "_format", "_has_begun", "_has_block", "_headers", "_metadata")
+    __slots__ = (
+        "_format",
+        "_has_begun",
+        "_has_block",
+        "_headers",
+        "_metadata",
+        "_tokens_of_added",
+        "ordinary_frames",
+    )
 
     def __init__(self, format: str = "", headers: Mapping[bytes, bytes] = NO_HEADERS) -> None:
         self._format = format
         self._headers = headers
         self._metadata: EventFrame | None = None
-        self._estimated_tokens = 0
+        self._tokens_of_added = 0
+        self.ordinary_frames = 0  # with output, counted and not added
         self._has_begun = self._has_block = False
 
     def add_frame(self, frame: EventFrame) -> None:
         if frame.name == "contentBlockDelta":
             excess = frame.payload_size - ORDINARY_FRAME_BYTES
-            self._estimated_tokens += TOKENS_PER_FRAME if excess < 0 else TOKENS_PER_FRAME + excess // BYTES_PER_TOKEN
+            self._tokens_of_added += TOKENS_PER_FRAME if excess < 0 else TOKENS_PER_FRAME + excess // BYTES_PER_TOKEN
         elif frame.name == "metadata" and frame.kind == "event":
             if self._metadata is None or sum_tokens(self._parse_metadata(frame)) >= sum_tokens(self.usage()):
                 self._metadata = frame
@@ -543,17 +553,23 @@ class ConverseStream:
     def estimate_output(self) -> int:
         """Estimate the output. A model that began its message has read the whole prompt, and said at least a little."""
         usage = self.usage()
-        return (
-            (usage.output if usage is not None else 0) or self._estimated_tokens or TOKENS_PER_FRAME * self._has_begun
-        )
+        return (usage.output if usage is not None else 0) or self._output_tokens or TOKENS_PER_FRAME * self._has_begun
 
     def has_output(self) -> bool:
-        return self._has_block or self._estimated_tokens > 0
+        return self._has_block or self._output_tokens > 0
+
+    @property
+    def _output_tokens(self) -> int:
+        return self._tokens_of_added + TOKENS_PER_FRAME * self.ordinary_frames
 
     def _parse_metadata(self, metadata: EventFrame, *, needs_output: bool = True) -> Usage | None:
         payload, size = metadata.payload, metadata.payload_size
-        document = parse_json(payload) if size == len(payload) else _parse_end_of_metadata(payload)
-        usage = model_families.read_converse(document, self._headers, needs_output=needs_output)
+        usage = None
+        if size == len(payload) and TIER_HEADER not in self._headers and LATENCY_HEADER not in self._headers:
+            usage = fast_parse.parse_converse(payload)  # the usual case
+        if usage is None:
+            document = parse_json(payload) if size == len(payload) else _parse_end_of_metadata(payload)
+            usage = model_families.read_converse(document, self._headers, needs_output=needs_output)
         return _exclude_cached_input(usage) if usage is not None and self._format == "openai" else usage
 
 

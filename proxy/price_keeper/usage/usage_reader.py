@@ -14,11 +14,12 @@ from typing import Any, Final, Protocol, TypeAlias
 import orjson
 
 from price_keeper.operations import BodyForm, Operation
-from price_keeper.upstream.eventstream import FrameWatcher
+from price_keeper.upstream.eventstream import FrameInterests, FrameWatcher
 from price_keeper.usage import fast_parse, model_families
 from price_keeper.usage.model_families import LATENCY_HEADER, TIER_HEADER
 from price_keeper.usage.stream_usage import (
     BYTES_PER_TOKEN,
+    CONVERSE_COUNTED_FRAMES,
     CONVERSE_FRAME_LIMITS,
     INVOCATION_FRAME_LIMITS,
     ChatStream,
@@ -101,8 +102,8 @@ def build_reader(operation: Operation, format: str, content_type: bytes, headers
     content_type = content_type.lower()
     if content_type.startswith(EVENT_STREAM):
         if operation.traits.form is BodyForm.CONVERSE:
-            return _EventStreamReader(ConverseStream(format, headers), CONVERSE_FRAME_LIMITS)
-        return _EventStreamReader(InvocationStream(headers), INVOCATION_FRAME_LIMITS)
+            return _EventStreamReader(ConverseStream(format, headers), _CONVERSE_FRAMES)
+        return _EventStreamReader(InvocationStream(headers), _INVOCATION_FRAMES)
     if content_type.startswith(SERVER_SENT_EVENTS):
         return ResponsesStream(headers) if operation.traits.form is BodyForm.RESPONSES else ChatStream(headers)
     return _build_body_reader(operation, headers)
@@ -201,12 +202,16 @@ def _parse_small_body(answer: bytes) -> Any:
         return {}
 
 
+_CONVERSE_FRAMES: Final = FrameInterests(CONVERSE_FRAME_LIMITS, CONVERSE_COUNTED_FRAMES)
+_INVOCATION_FRAMES: Final = FrameInterests(INVOCATION_FRAME_LIMITS)
+
+
 class _EventStreamReader:
     __slots__ = ("_stream", "_watcher", "has_failed")
 
-    def __init__(self, stream: ConverseStream | InvocationStream, frame_limits: Mapping[str, int]) -> None:
+    def __init__(self, stream: ConverseStream | InvocationStream, interests: FrameInterests) -> None:
         self._stream = stream
-        self._watcher = FrameWatcher(frame_limits)
+        self._watcher = FrameWatcher(interests)
         self.has_failed = False
 
     def feed(self, data: bytes) -> None:
@@ -214,6 +219,8 @@ class _EventStreamReader:
             self._stream.add_frame(frame)
             if frame.kind != "event":
                 self.has_failed = True
+        if isinstance(self._stream, ConverseStream):
+            self._stream.ordinary_frames = self._watcher.counted
 
     def usage(self) -> Usage | None:
         return self._stream.usage()
