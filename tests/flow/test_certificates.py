@@ -6,15 +6,17 @@ import asyncio
 import os
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from unittest.mock import Mock
 
 import aiohttp.connector
 import pytest
+from price_keeper.alerts.webhook import WebhookSender
 from price_keeper.auth.control_service_client import open_control_service
 from price_keeper.auth.credential_relay import ControlServiceFailed
+from price_keeper.client_tls import get_client_context, skip_default_authorities
 from price_keeper.clock import SystemClock
 from price_keeper.errors import Refusal, StoreError
 from price_keeper.server.tls import create_server_context, ensure_local_certificates
@@ -77,20 +79,34 @@ async def _control_service(host: str, port: int) -> None:
             await asking("client:secret")
 
 
+async def _webhook(host: str, port: int) -> None:
+    sender = WebhookSender(f"https://{host}:{port}", b"secret", time.time, is_allowed=lambda _: True)
+    assert (await sender.send("delivery", b"{}")).error
+    await sender.close()
+
+
 @pytest.fixture(autouse=True)
 def _one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (dynamodb, price_list_client):
         monkeypatch.setattr(module, "MAX_ATTEMPTS", 1)
 
 
+@pytest.fixture(autouse=True)
+def _fresh_contexts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As in a server that has just started: aiohttp's default context has no authorities, and no shared one exists."""
+    with skip_default_authorities():
+        monkeypatch.setattr(aiohttp.connector, "_SSL_CONTEXT_VERIFIED", ssl.create_default_context())
+    get_client_context.cache_clear()
+    yield
+    get_client_context.cache_clear()
+
+
 def _trust(authority: Path, patch: pytest.MonkeyPatch) -> None:
     for name in ("SSL_CERT_FILE", "AWS_CA_BUNDLE"):
         patch.setenv(name, str(authority))
-    known = ssl.create_default_context(cafile=str(authority))
-    patch.setattr(aiohttp.connector, "_SSL_CONTEXT_VERIFIED", known)  # which it makes once, as it is imported
 
 
-@pytest.mark.parametrize("calls", [_bedrock, _store, _price_list, _web_identity, _control_service])
+@pytest.mark.parametrize("calls", [_bedrock, _store, _price_list, _web_identity, _control_service, _webhook])
 @pytest.mark.parametrize(("host", "is_trusted"), CASES)
 async def test_untrusted_certificate_receives_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls, host: str, is_trusted: bool
@@ -101,6 +117,18 @@ async def test_untrusted_certificate_receives_nothing(
     async with _listening(host, create_server_context(certificate, key)) as (port, heard):
         await calls(host, port)
     assert bool(heard) == (is_trusted and host == NAMED)
+
+
+def test_authorities_are_skipped_only_within_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority, _, _ = ensure_local_certificates(tmp_path, time.time())
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+    with skip_default_authorities():
+        assert _count_authorities(ssl.create_default_context()) == 0
+    assert _count_authorities(ssl.create_default_context()) == 1
+
+
+def _count_authorities(context: ssl.SSLContext) -> int:
+    return context.cert_store_stats()["x509_ca"]
 
 
 @pytest.mark.parametrize("calls", [_store, _price_list])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import ssl
 import subprocess
@@ -92,6 +93,26 @@ print(len(collections), gc.isenabled(), gc.get_freeze_count() > 10_000)
 def test_command_modules_are_imported_without_garbage_collections() -> None:
     loaded = subprocess.run([sys.executable, "-c", _LOADED], capture_output=True, text=True, check=True, cwd=ROOT)
     assert loaded.stdout.split() == ["0", "True", "True"]
+
+
+_AUTHORITIES = """
+import ssl
+from price_keeper.cli import entry_point
+
+entry_point.load_command("serve_command.run_serve")
+from aiohttp import connector
+
+for context in connector._SSL_CONTEXT_VERIFIED, connector._SSL_CONTEXT_UNVERIFIED, ssl.create_default_context():
+    print(context.cert_store_stats()["x509_ca"])
+"""
+
+
+def test_serve_modules_are_imported_without_reading_authorities(tmp_path: Path) -> None:
+    authority, _, _ = ensure_local_certificates(tmp_path, time.time())
+    variables = os.environ | {"SSL_CERT_FILE": str(authority)}
+    command = [sys.executable, "-c", _AUTHORITIES]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=variables)
+    assert loaded.stdout.split() == ["0", "0", "1"]
 
 
 def test_tls_address_is_shown_as_https(folder: Path) -> None:

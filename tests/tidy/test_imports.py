@@ -18,6 +18,7 @@ LAYERS: list[set[str]] = [
         "price_keeper.domain",
         "price_keeper.errors",
         "price_keeper.clock",
+        "price_keeper.client_tls",
         "price_keeper.org_calendar",
         "price_keeper.exchange",
         "price_keeper.operations",

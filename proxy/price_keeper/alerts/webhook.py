@@ -28,6 +28,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import ThreadedResolver
 from yarl import URL
 
+from price_keeper.client_tls import get_client_context
+
 RESPONSE_TIMEOUT_SECONDS = 10.0  # from the DNS lookup to the head of the response
 READ_BUFFER_BYTES = 4096  # read at a time; the body of a response is ignored
 
@@ -148,6 +150,7 @@ class WebhookSender:
         headers = self._build_headers(delivery_id, body)
         try:
             async with asyncio.timeout(self._timeout_seconds):
+                self._tls = self._tls or await asyncio.to_thread(get_client_context)
                 posting = self._get_session().post(self._url, data=body, headers=headers, allow_redirects=False)
                 async with posting as response:
                     return WebhookResponse(response.status)
@@ -179,7 +182,7 @@ class WebhookSender:
                 socket_factory=self._create_socket,
                 use_dns_cache=False,
                 force_close=True,  # alerts are few, and the address of each connection is checked
-                ssl=self._tls if self._tls is not None else True,
+                ssl=self._tls or True,
             )
             self._session = ClientSession(
                 connector=connector,

@@ -6,12 +6,14 @@ slow or malformed raises ControlServiceFailed, whose message never quotes what w
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
 
 from price_keeper.auth.credential_relay import AskControlService, ControlReply, ControlServiceFailed
+from price_keeper.client_tls import get_client_context
 
 REPLY_TIMEOUT_SECONDS = 5.0  # SDKs soon give up on container credentials, and ask again
 MAX_CONNECTIONS = 32  # more than MAX_FIRST_FETCHES, so that refreshes find a free connection
@@ -21,10 +23,11 @@ MAX_REPLY_BYTES = 64 * 1024  # a reply holds a token of one or two thousand byte
 @asynccontextmanager
 async def open_control_service(url: str) -> AsyncIterator[AskControlService]:
     """Open the client; it follows no redirects and uses no proxy, as its requests carry a secret."""
+    tls = await asyncio.to_thread(get_client_context) if url.startswith("https:") else True
     session = aiohttp.ClientSession(
         # No connection is reused: aiohttp takes bytes that arrive on an idle one for the next response, which would be
         # another client's credentials. Credentials are fetched only twice an hour.
-        connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, force_close=True),
+        connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, force_close=True, ssl=tls),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=REPLY_TIMEOUT_SECONDS),
         auto_decompress=False,  # a decompressed body could exceed MAX_REPLY_BYTES

@@ -6,6 +6,7 @@ Start here to find the module that serves a path. A sidecar serves only the fron
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 from price_keeper.control import (
     budget_endpoints,
@@ -48,8 +49,12 @@ def build_routes(readiness: Readiness, telemetry: MetricsRegistry, role: str = "
     routes += [route for table in _ROUTE_TABLES for route in table]
     routes += page.build_page_routes(readiness)
 
+    @cache  # few processes are ever asked for it, and all of them start
+    def build_openapi() -> ApiResponse:
+        return build_cacheable_response(build_document(routes), "public, no-cache")
+
     async def get_openapi(_: ControlServices, __: ApiRequest) -> ApiResponse:
-        return response
+        return build_openapi()
 
     summary = "This description of all that can be asked for here"
     routes.append(
@@ -57,5 +62,4 @@ def build_routes(readiness: Readiness, telemetry: MetricsRegistry, role: str = "
             "GET", "/openapi.json", AccessLevel.PUBLIC, "openapi", summary, get_openapi, {200: "OpenApi"}, group="about"
         )
     )
-    response = build_cacheable_response(build_document(routes), "public, no-cache")
     return routes

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import platform
+from functools import cache
 from importlib.metadata import version
 
 from price_keeper import exchange
 from price_keeper.telemetry.metrics import BUILD_INFO, MetricsRegistry
 
 
+@cache  # reading it takes 3 ms
 def get_version() -> str:
     return version("bedrock-price-keeper")
 

@@ -10,6 +10,6 @@
     token_counter        asks Bedrock to count tokens
     eventstream          frames (pure)
 
-Imports errors, clock, tasks, operations, provider_chain, exchange and telemetry.request_stats only. sigv4, eventstream
-and json_splice do no I/O.
+Imports errors, client_tls, clock, tasks, operations, provider_chain, exchange and telemetry.request_stats only. sigv4,
+eventstream and json_splice do no I/O.
 """

@@ -17,6 +17,7 @@ from hashlib import sha256
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
+from price_keeper.client_tls import get_client_context
 from price_keeper.clock import Clock
 from price_keeper.errors import ConfigError, TooManyRequests, UpstreamUnavailable
 from price_keeper.exchange import Header, Responder
@@ -258,7 +259,7 @@ class Forwarder:
         pool = self._pools.get(endpoint)
         if pool is None:
             if endpoint.is_tls and self._tls is None:
-                self._tls = ssl.create_default_context()  # created only once, as it takes tens of milliseconds
+                self._tls = get_client_context()
             tls = self._tls if endpoint.is_tls else None
             pool = self._pools[endpoint] = ConnectionPool(endpoint, self._clock.monotonic, tls, self._schedule_write)
             self._hosts[endpoint] = _format_host(endpoint)

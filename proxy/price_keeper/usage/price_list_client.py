@@ -23,6 +23,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
+from price_keeper.client_tls import get_client_context
 from price_keeper.clock import SystemClock
 from price_keeper.config.value_checks import explain_insecure_url
 from price_keeper.errors import PriceKeeperError
@@ -104,7 +105,7 @@ class AwsPriceList:
             credentials = parse_credentials(found)
         except ValueError as failure:
             raise PriceListUnreadable(f"the AWS credentials cannot be used: {failure}") from None
-        tls = await asyncio.to_thread(ssl.create_default_context, cafile=settings.authority)
+        tls = await asyncio.to_thread(_choose_tls, settings.authority)
         timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_SECONDS, sock_read=RESPONSE_TIMEOUT_SECONDS)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls), timeout=timeout) as session:
             yield _Client(session, endpoint, self._signer, credentials, self._now)
@@ -162,6 +163,10 @@ class _Client:
             if response.status != 200:
                 raise _ErrorAnswer(response.status, _read_error_code(answer) or str(response.status))
             return orjson.loads(answer)
+
+
+def _choose_tls(authority: str | None) -> ssl.SSLContext:
+    return get_client_context() if authority is None else ssl.create_default_context(cafile=authority)
 
 
 def _read_aws_settings() -> _AwsSettings:
