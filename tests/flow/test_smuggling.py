@@ -127,6 +127,38 @@ async def test_pipelined_request_of_another_protocol_is_refused() -> None:
         await read_refusal(wire)
 
 
+LINE = b"GET /b HTTP/1.1"
+LINE_IN_BODY = POST + b"content-length: %d\r\n\r\n%b" % (len(LINE), LINE)
+LINE_IN_CHUNKS = POST + CHUNKED + b"\r\n5;a=b\r\nGET /\r\na\r\nb HTTP/1.1\r\n0\r\nx: %b\r\n\r\n" % LINE
+
+
+@pytest.mark.parametrize("before", [LINE_IN_BODY, LINE_IN_CHUNKS], ids=["body", "chunks"])
+@pytest.mark.parametrize("line", [b"GET  /b HTTP/1.1", b"GET /b   HTTP/1.1", b"GET  /b  HTTP/1.1", b"GET /b RTSP/1.1"])
+@on_both_loops
+async def test_malformed_line_is_refused_where_the_right_one_stands_elsewhere(before: bytes, line: bytes) -> None:
+    rest = line + b"\r\nx: " + LINE + b"\r\nhost: here\r\n\r\n"
+    async with open_port(echo) as rig:
+        for cut in range(len(line)):
+            wire = await rig.connect()
+            await wire.send(before + rest[:cut])
+            await wait_quietly(0.001)
+            await wire.send(rest[cut:])
+            assert (await wire.answer()).body == LINE
+            await read_refusal(wire)
+
+
+@on_both_loops
+async def test_pipelined_requests_are_answered_however_they_are_split() -> None:
+    whole = LINE_IN_BODY + LINE_IN_CHUNKS + b"\r\n" + LINE + b"\r\nx: GET  /b HTTP/1.1\r\nhost: here\r\n\r\n"
+    async with open_port(echo) as rig:
+        wire = await rig.connect()
+        for cut in range(len(whole)):
+            await wire.send(whole[:cut])
+            await wait_quietly(0.001)
+            await wire.send(whole[cut:])
+            assert [(await wire.answer()).body for _ in range(3)] == [LINE, LINE, b""]
+
+
 @pytest.mark.parametrize("split", range(1, 25))
 @on_both_loops
 async def test_first_line_may_follow_another_request(split: int) -> None:

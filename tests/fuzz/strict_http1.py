@@ -9,7 +9,6 @@ import re
 from dataclasses import dataclass, field
 
 TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
-# RFC 9112, 3: a server may take any run of spaces for one. It cannot change what is asked for.
 _REQUEST = re.compile(rb"(%b) ([\x21-\x7e\x80-\xff]+) HTTP/(1\.[01])\Z" % TOKEN)
 # Of an answer the version only says whether its connection stays, and its reason says nothing.
 _STATUS = re.compile(rb"HTTP/(0\.9|1\.[01]|2\.0) ([1-9][0-9][0-9])(?: [^\r\n]*)?\Z")

@@ -1,7 +1,8 @@
 """Parse the bytes of an HTTP/1.1 connection into complete requests, with llhttp (httptools).
 
 Adds the checks that llhttp does not make: the request line, the host, transfer codings, lengths, and the limits on size
-and memory. Start with `Http1RequestParser.feed`; llhttp calls the `on_...` methods from within it.
+and memory. llhttp does not tell where in its input a request begins, so that is counted along, for the request line.
+Start with `Http1RequestParser.feed`; llhttp calls the `on_...` methods from within it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 _DETACHED_PARSER: Final = httptools.HttpRequestParser(object())
 _SPACES: Final = b" \t"
-_MAX_METHOD_BYTES: Final = 24  # at least the length of the longest method that llhttp knows
+_LINE_END: Final = b"\r\n"
+_HEAD_END: Final = b"\r\n\r\n"
 
 
 class Http1RequestParser:
@@ -46,10 +48,13 @@ class Http1RequestParser:
         self._is_last = False  # the request that offers an upgrade also has `Connection: close`
         self._version = ""
         self._host = b""  # the last valid Host header; usually the same again, and then not checked again
-        self._fed: bytes | bytearray = b""  # input since the present request line began
-        self._previous_bytes = b""  # the end of the input before that, which may hold the start of the method
+        self._data = b""  # the present input
+        self._head_at = 0  # where in it the next head begins
+        self._body_at = 0  # where in it the present body began; less than 0 in an earlier input
+        self._begun_line = bytearray()  # of a head that began in an earlier input, as far as its request line
+        self._last_bytes = b""  # the end of the earlier input, which may hold a part of the end of a head
+        self._chunks: _ChunkCounter | None = None  # of a body in chunks
         self._refusal: Refusal | None = None
-        self._follows_other_data = False  # the present input begins in or after an earlier request
         self._begin_head()
 
     def _begin_head(self) -> None:
@@ -87,11 +92,7 @@ class Http1RequestParser:
     def feed(self, data: bytes) -> None:
         """Parses the next bytes. Reports requests and errors to the connection, and never raises."""
         was_in_body, body_bytes = self.is_in_body, self._body_bytes
-        if not self.head_bytes:
-            self._fed, self._follows_other_data = data, was_in_body
-        elif not self._headers:  # with the first header, the request line is complete
-            self._fed = bytearray(self._fed) if isinstance(self._fed, bytes) else self._fed
-            self._fed += data
+        self._data, self._head_at = data, 0
         self._has_read_head = False
         try:
             self._parser.feed_data(data)
@@ -118,13 +119,28 @@ class Http1RequestParser:
         elif self._target or self._headers:  # this data ended one request and began the head of the next
             self._connection.restart_wait_timer()
             self._count_head(1)
-        if not self.head_bytes:
-            self._fed, self._previous_bytes = b"", data[-_MAX_METHOD_BYTES:]
+        if self.is_in_body or self._head_at < len(data):
+            self._note_place(self._data)
+        self._data = b""
+
+    def _note_place(self, data: bytes) -> None:
+        """Prepares for the next input, which continues the present body or head."""
+        if self.is_in_body:
+            self._body_at -= len(data)
+            if self._chunks is not None:
+                self._chunks.count(data)
+        elif self._head_at < len(data):
+            if not self._begun_line:
+                self._begun_line += data[self._head_at :].lstrip(_LINE_END)  # blank lines may precede a head
+            elif _LINE_END not in self._begun_line:
+                self._begun_line += data
+            self._last_bytes = (self._last_bytes + data)[-3:]
 
     def discard_request(self) -> None:
         """Drops the incomplete request and releases its memory."""
         self._listener.release_memory(self._weight)
-        self._fed = b""  # a refused connection may live on until the garbage collector runs
+        self._data, self._begun_line = b"", bytearray()  # a refused connection may live on for a while
+        self._chunks = None
         self._begin_head()
 
     def detach(self) -> None:
@@ -168,7 +184,7 @@ class Http1RequestParser:
         self._weight = weight
         # llhttp also accepts other protocols, as in "RTSP/1.0", and reports their version as HTTP's.
         line = b"%b %b HTTP/%b" % (self._parser.get_method(), self._target, version.encode())
-        if not self._fed.startswith(line) and not self._contains_line(line):
+        if not self._passes_line(line):
             self._raise_refusal(
                 InvalidRequest("this port speaks only HTTP, with one space between the parts of the request line")
             )
@@ -220,17 +236,26 @@ class Http1RequestParser:
         request.body = finish_body(self._body)
         is_modern = self._version == "1.1"
         keeps_alive, weight = is_modern and self._parser.should_keep_alive(), self._weight
+        if self._chunks is None:
+            self._head_at = self._body_at + self._body_bytes
+        else:
+            self._head_at, self._chunks = self._chunks.count(self._data), None
         self._begin_head()
-        self._follows_other_data = True
         self._connection.on_request(request, keeps_alive, is_modern, weight)
 
-    def _contains_line(self, line: bytes) -> bool:
-        """Whether the input holds this request line elsewhere than at its start."""
-        if line in self._previous_bytes + self._fed[: len(line)]:
-            return True
-        # After an earlier request it may stand anywhere. Otherwise only blank lines may precede it: a match further
-        # down would be the value of a header.
-        return line in self._fed if self._follows_other_data else self._fed.lstrip(b"\r\n").startswith(line)
+    def _passes_line(self, line: bytes) -> bool:
+        """Whether the present head begins with this request line. Finds where its body begins, too."""
+        data, at = self._data, self._head_at
+        if self._begun_line:
+            is_right = (self._begun_line + data[: len(line)]).startswith(line)
+            last = self._last_bytes
+            self._body_at = (last + data).find(_HEAD_END) + len(_HEAD_END) - len(last)
+            self._begun_line = bytearray()
+            return is_right
+        while at < len(data) and data[at] in _LINE_END:
+            at += 1
+        self._body_at = data.find(_HEAD_END, at) + len(_HEAD_END)
+        return data.startswith(line, at)
 
     def _refuse_if_invalid(self, error: str | None) -> None:
         if error is not None:
@@ -239,6 +264,7 @@ class Http1RequestParser:
     def _check_transfer_coding(self, coding: bytes) -> None:
         if coding.lower() != b"chunked" or self._version != "1.1":
             self._raise_refusal(InvalidRequest("a body needs a Content-Length or chunked transfer coding"))
+        self._chunks = _ChunkCounter(self._body_at)
         self._check_head()  # a chunked body may never end, so the head is checked before the body is read
 
     def _check_head(self) -> None:
@@ -297,3 +323,33 @@ class Http1RequestParser:
 
     def _build_too_large_refusal(self) -> Refusal:
         return RequestTooLarge(f"a request's body has at most {self._limits.body_bytes} bytes")
+
+
+class _ChunkCounter:
+    """Finds where a body in chunks ends. llhttp has parsed and checked all that is counted here."""
+
+    def __init__(self, at: int) -> None:
+        """`at` is where in the first input the body begins."""
+        self._at = at
+        self._line = b""  # the begun size of a chunk, or the begun trailer
+        self._is_in_trailers = False
+
+    def count(self, data: bytes) -> int:
+        """Returns the offset at which the body ends in this input; the input's length if the body continues."""
+        at = self._at
+        while at < len(data):
+            end = data.find(b"\n", at) + 1
+            if not end:
+                self._line += data[at:]
+                at = len(data)
+                break
+            line, self._line, at = self._line + data[at:end], b"", end
+            if self._is_in_trailers:
+                if line == _LINE_END:
+                    return at
+            elif size := int(line.partition(b";")[0], 16):
+                at += size + len(_LINE_END)
+            else:
+                self._is_in_trailers = True
+        self._at = at - len(data)
+        return len(data)
