@@ -15,10 +15,20 @@ from pathlib import Path
 
 from bench.speed.client import ID_DIGITS, Outcome, Plan
 from bench.speed.contenders import ROOT, UNARY, Running, new_invocation, question, sdk_headers
-from bench.speed.machine import OTHER_CORE, PROXY_CORE, CannotMeasure, busy_seconds, cpu_seconds, needed
+from bench.speed.machine import (
+    OTHER_CORE,
+    PROXY_CORE,
+    CannotMeasure,
+    busy_seconds,
+    busy_share,
+    cpu_seconds,
+    needed,
+    wait_until_quiet,
+)
 
 NEW_AT_ONCE = 20  # calls, each on a connection of its own: as the AWS SDK for JavaScript does
 PACED_CONNECTIONS = 16
+LEFTOVER_SECONDS, LEFTOVER_LOOK_SECONDS = 10.0, 0.2  # for calls that were left unanswered
 
 # What the id of a call ends in is its number, so that no two calls have the same; without an id it stands nowhere.
 _LUA = """\
@@ -170,7 +180,10 @@ def _with_cpu(speed: Speed, cpu: float | None, others: float) -> Speed:
 def _measured(
     command: list[str], running: Running, seconds: float, text: str | None
 ) -> tuple[str, float | None, float]:
-    """What a load printed, the contender's processor seconds, and which share of its core others took."""
+    """What a load printed, the contender's processor seconds, and which share of its core others took.
+
+    It begins when the core is idle: a slow contender may still work on calls whose load has gone."""
+    wait_until_quiet(LEFTOVER_SECONDS, lambda: busy_share(LEFTOVER_LOOK_SECONDS, [PROXY_CORE]))
     before, began = _used(running), time.monotonic()
     done = subprocess.run(
         command,

@@ -110,15 +110,11 @@ def busy_seconds(core: int) -> float:
     raise CannotMeasure(f"the system knows no core {core}")
 
 
-def busy_share(seconds: float = LOOK_SECONDS) -> float:
-    """Which part of all cores is in use."""
-    before, began = _busy_on_all(), time.monotonic()
+def busy_share(seconds: float = LOOK_SECONDS, cores: Sequence[int] = CORES) -> float:
+    """Which part of these cores is in use."""
+    before, began = sum(map(busy_seconds, cores)), time.monotonic()
     time.sleep(seconds)
-    return (_busy_on_all() - before) / (time.monotonic() - began) / len(CORES)
-
-
-def _busy_on_all() -> float:
-    return sum(busy_seconds(core) for core in CORES)
+    return (sum(map(busy_seconds, cores)) - before) / (time.monotonic() - began) / len(cores)
 
 
 def wait_until_quiet(
