@@ -119,34 +119,35 @@ class RequestHandler:
         pending: tuple[CallOutcomeListener, ...] = ()  # to be told of the call's end, unless its meter takes them over
         try:
             try:
-                if request.target == b"/credentials":
-                    counted_as = _CREDENTIALS_ENDPOINT
-                    return await self._issue_credentials(request, responder, response_headers)
-                if request.target.partition(b"?")[0] == b"/inference-profiles":
-                    counted_as = _PROFILES_ENDPOINT
-                    return await self._list_inference_profiles(request, responder, response_headers)
+                if not request.target.startswith(_MODEL_PATH_PREFIX):  # as that of nearly every call does
+                    if request.target == b"/credentials":
+                        counted_as = _CREDENTIALS_ENDPOINT
+                        return await self._issue_credentials(request, responder, response_headers)
+                    if request.target.partition(b"?")[0] == b"/inference-profiles":
+                        counted_as = _PROFILES_ENDPOINT
+                        return await self._list_inference_profiles(request, responder, response_headers)
 
-                if request.target.startswith(VENDOR_PREFIXES):
-                    form = find_form(request)
-                    request.target = replace_alias(form, request.target)
-                    path = request.target.partition(b"?")[0]
-                    if request.method == b"GET" and (model := find_listed_model(path)) is not None:
-                        counted_as = _MODELS_ENDPOINT
-                        return await self._list_models(request, responder, response_headers, form, model)
-                    if is_messages_path(path):
-                        await self._authenticate(request)  # before any byte of the body is parsed
-                        request.reserve_copies(4 if path == COUNT_TOKENS else 3)
-                        request.headers.pop(b"accept", None)  # InvokeModel takes it for the type of the model's answer
-                        request.target, request.body = await run_in_thread_if_large(
-                            request.body, to_invocation, request
-                        )
-                        responder = error_responder = MessagesResponder(responder, is_count=path == COUNT_TOKENS)
-                        needed_format = "anthropic"
+                    if request.target.startswith(VENDOR_PREFIXES):
+                        form = find_form(request)
+                        request.target = replace_alias(form, request.target)
+                        path = request.target.partition(b"?")[0]
+                        if request.method == b"GET" and (model := find_listed_model(path)) is not None:
+                            counted_as = _MODELS_ENDPOINT
+                            return await self._list_models(request, responder, response_headers, form, model)
+                        if is_messages_path(path):
+                            await self._authenticate(request)  # before any byte of the body is parsed
+                            request.reserve_copies(4 if path == COUNT_TOKENS else 3)
+                            request.headers.pop(b"accept", None)  # to InvokeModel, the type of the model's answer
+                            request.target, request.body = await run_in_thread_if_large(
+                                request.body, to_invocation, request
+                            )
+                            responder = error_responder = MessagesResponder(responder, is_count=path == COUNT_TOKENS)
+                            needed_format = "anthropic"
 
                 # 1 and 2: the caller, before any byte of the body is parsed; then what the call asks for.
                 route = self._routes.get(request.target) if request.method == b"POST" else None
                 if route is not None:
-                    counted_as = route.call.operation.name
+                    counted_as = route.counted_as
                 caller = self._authenticator.cached(request)
                 if caller is None:
                     await switch_to_task()

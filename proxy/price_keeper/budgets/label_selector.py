@@ -86,13 +86,14 @@ class CallRoute:
     """A parsed request with its label and pricing, as `selector` resolved them. Routes of configured labels are cached
     by their request target; each caches its destinations by the serving label."""
 
-    __slots__ = ("call", "destinations", "pricing", "resolved", "selector")
+    __slots__ = ("call", "counted_as", "destinations", "pricing", "resolved", "selector")
 
     def __init__(
         self, selector: LabelSelector, call: ParsedCall, resolved: ResolvedLabel, pricing: OperationPricing | None
     ) -> None:
         self.selector = selector
         self.call = call
+        self.counted_as = call.operation.name  # in metrics; a member of an Enum builds its name each time it is asked
         self.resolved = resolved
         self.pricing = pricing
         self.destinations: dict[str, Destination] = {}
