@@ -84,7 +84,7 @@ def test_refused_calls_count_as_demand_and_waiting_ones_once() -> None:
     take_steadily(found, 10.0)
     take_steadily(other, 10.0)
     for _ in range(100):
-        other.retake(CALL, 10.0)
+        other.take(CALL, 10.0, is_counted=True)
     assert found.plan_top_up(10.0).wants["rpm"] == 0
     found.held = [0, 0]
     assert found.plan_top_up(10.0).wants == other.plan_top_up(10.0).wants
@@ -174,7 +174,7 @@ def test_wait_covers_cost_of_this_call() -> None:
     top_up(found, 0.1, 5.0)
     found.held = [0, 0]
     soonest = found.not_before - 5.0
-    waits = [found.retake(CALL, 5.0) for _ in range(200)]
+    waits = [found.take(CALL, 5.0, is_counted=True) for _ in range(200)]
     assert waits[0] == pytest.approx(1000 * soonest, abs=50)
     assert waits == sorted(waits)
     assert waits[-1] > waits[0] + 1000

@@ -164,20 +164,17 @@ class RateLease:
 
     # For calls.
 
-    def take(self, costs: Costs, now: float) -> int:
-        """Count the call as demand and take its costs: all of them, or nothing. Returns TAKEN, TAKEN_BUT_LOW,
-        NEEDS_TOP_UP, or the milliseconds to wait."""
-        self.last_call = now
-        offered = self._offered
-        offered[-1] += 1
-        for place, cost in enumerate(costs):
-            offered[place] += cost
-        if now - self._folded_at >= FOLD_SECONDS:
-            self._fold_demand(now)
-        return self.retake(costs, now)
-
-    def retake(self, costs: Costs, now: float) -> int:
-        """Like `take`, for a call that has been counted as demand."""
+    def take(self, costs: Costs, now: float, is_counted: bool = False) -> int:
+        """Count the call as demand, unless it is counted, and take its costs: all of them, or nothing. Returns TAKEN,
+        TAKEN_BUT_LOW, NEEDS_TOP_UP, or the milliseconds to wait."""
+        if not is_counted:
+            self.last_call = now
+            offered = self._offered
+            offered[-1] += 1
+            for place, cost in enumerate(costs):
+                offered[place] += cost
+            if now - self._folded_at >= FOLD_SECONDS:
+                self._fold_demand(now)
         held, low, answer = self.held, self._low_water, TAKEN
         for place, cost in enumerate(costs):
             if cost > held[place] and cost:

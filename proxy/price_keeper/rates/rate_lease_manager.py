@@ -262,7 +262,7 @@ class RateLeaseManager:
         if holder.is_evicted:
             return None
         wanted = order_costs(holder.lease.names, costs)  # computed again because the settings may have changed
-        taken = holder.lease.retake(wanted, self._now())
+        taken = holder.lease.take(wanted, self._now(), is_counted=True)
         if taken == NEEDS_TOP_UP:
             return None
         if taken not in (TAKEN, TAKEN_BUT_LOW):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -109,7 +110,7 @@ class RateLimiter:
         has then counted the call as demand. Raises TooManyRequests."""
         if limits.is_exact:
             return None
-        tokens = limits.cap_estimate(tokens)
+        tokens = min(tokens, limits.max_estimate)
         costs = {REQUESTS: MILLI, TOKENS: MILLI * tokens}
         admission = self._lease_manager.try_admit(limits.name, limits.buckets, costs)
         return None if admission is None else self._build_reservation(limits, admission, tokens, response_headers)
@@ -125,7 +126,7 @@ class RateLimiter:
         limits = self._limits_cache.cached(caller) or await self._limits_cache.load(caller)
         if not limits.buckets:
             return None
-        tokens = limits.cap_estimate(tokens)
+        tokens = min(tokens, limits.max_estimate)
         costs = {REQUESTS: MILLI, TOKENS: MILLI * tokens}
         admission = await self._lease_manager.admit(
             limits.name,
@@ -171,20 +172,17 @@ def _build_refusal(limits: CallerRateLimits, admission: RateDecision) -> TooMany
 
 @dataclass(slots=True, eq=False)
 class CallerRateLimits:
-    """The limits of one caller. `rates`, per minute, are the lower ones of both levels."""
+    """The limits of one caller. `rates`, per minute, are the lower ones of both levels.
+
+    `max_estimate`, of a call's tokens, is half of the bucket, so that any call can be admitted; the rest is charged
+    afterwards."""
 
     name: str
     buckets: tuple[RateBucket, ...] = ()
     rates: Mapping[str, int] = field(default_factory=dict)
     is_exact: bool = False
-
-    token_capacity: int | None = None  # the most tokens at once, if tokens are limited
+    max_estimate: int = sys.maxsize
     limit_headers: tuple[Header, ...] = ()  # for the responses of this caller's calls
-
-    def cap_estimate(self, tokens: int) -> int:
-        """Cap the estimate at half of the bucket, so that any call can be admitted; the rest is charged afterwards."""
-        capacity = self.token_capacity
-        return tokens if capacity is None or tokens <= capacity // 2 else capacity // 2
 
 
 @dataclass(slots=True, eq=False)
@@ -306,9 +304,7 @@ def _merge_levels(name: str, levels: list[ScopeRateLimits]) -> CallerRateLimits:
         for rate, number in limits.rates.items():
             rates[rate] = min(number, rates.get(rate, number))
     buckets = tuple(limits.bucket for limits in reversed(levels))
-    token_capacities = [
-        limit.capacity // MILLI for bucket in buckets for limit in bucket.limits if limit.name == TOKENS
-    ]
+    halves = [limit.capacity // MILLI // 2 for bucket in buckets for limit in bucket.limits if limit.name == TOKENS]
     limit_headers = tuple((_LIMIT_HEADERS[rate], b"%d" % number) for rate, number in rates.items())
     is_exact = any(limits.is_exact for limits in levels)
-    return CallerRateLimits(name, buckets, rates, is_exact, min(token_capacities, default=None), limit_headers)
+    return CallerRateLimits(name, buckets, rates, is_exact, min(halves, default=sys.maxsize), limit_headers)
