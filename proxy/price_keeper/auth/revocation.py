@@ -147,7 +147,8 @@ class RevocationList:
     def is_known_valid(self, claims: Claims) -> bool:
         """Whether the token is cached as valid; no I/O. Raises AccessDenied if it is known to be revoked."""
         names = _names_of(claims)
-        self._refuse_revoked(names)
+        if self._revoked_until:
+            self._refuse_revoked(names)
         verdict, moment = self._verdicts.get(names), self._clock.monotonic()
         if verdict is None or moment >= verdict.expires_at:
             return False

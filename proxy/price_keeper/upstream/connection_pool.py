@@ -159,7 +159,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     def call(self, sink: ResponseSink, head: bytes, body: bytes) -> None:
         self._sink = sink
-        self._reset_response()
+        self._headers = []
+        self._bytes_without_body = 0
+        self._has_head = self._is_head_delivered = self._is_whole = self._ends_with_connection = False
         self.last_active_at = self.called_at = self._pool.now()
         if len(body) <= MAX_JOINED_BODY_BYTES:
             self.is_written = False
@@ -178,16 +180,6 @@ class UpstreamConnection(asyncio.Protocol):
     def _write(self, data: bytes) -> None:
         self.is_written = True
         self.transport.write(data)
-
-    def _reset_response(self) -> None:
-        self._headers = []
-        self._parts = []
-        self._bytes_without_body = 0
-        self._has_head = False
-        self._is_head_delivered = False
-        self._is_whole = False
-        self._keeps_alive = False
-        self._ends_with_connection = False
 
     def pause(self) -> None:
         """Stop reading while the caller reads slowly. Read timeouts do not apply until `resume`."""
