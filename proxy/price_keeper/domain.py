@@ -1,17 +1,21 @@
 """The types that all packages share: the caller, the scope of a quota, the resolved label and the cost ceiling. Pure.
 
-Money is whole pico-dollars inside the product, and micro-dollars in output. Ids are validated here, so that each org or
+Money is whole pico-dollars inside the product, and micro-dollars in output; `parse_micros` reads an amount that a
+person wrote. Ids are validated here, so that each org or
 app has exactly one spelling. This module imports nothing of the product.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+MAX_NAME_LENGTH = 128  # of an org or app
 PICO_PER_MICRO = 10**6  # pico-dollars per micro-dollar
-PICO_PER_USD = PICO_PER_MICRO * 10**6
+MICRO_PER_USD = 10**6
+PICO_PER_USD = PICO_PER_MICRO * MICRO_PER_USD
 
 _ORG_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _APP_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,64}")  # HTTP clients remove `.` and `..` from paths
@@ -74,6 +78,28 @@ class ResolvedLabel:
     model: str
 
 
+# An amount of money with its unit, in text; a whole number without a unit is in micro-dollars, and is no text. Bounded,
+# since int() is slow on a megabyte of digits. No leading zeros: 010 is eight for some readers.
+_WHOLE_PATTERN = r"(?:0|[1-9](?:_?[0-9]){0,17})"
+_USD_PATTERN = rf"{_WHOLE_PATTERN}(?:\.[0-9]{{1,6}})?"
+AMOUNT_PATTERN = rf"\${_USD_PATTERN}|{_USD_PATTERN} ?USD|{_WHOLE_PATTERN} ?(?:micro-USD|[\u00b5\u03bc]USD)"
+AMOUNT_FORMS = "5 USD, $5, 0.50 USD, 5000000 micro-USD, or 5000000, which is in micro-USD too"
+_AMOUNT = re.compile(AMOUNT_PATTERN)
+_MICRO_UNITS = ("micro-USD", "\u00b5USD", "\u03bcUSD")  # the micro sign, and the Greek letter that looks like it
+
+
+def parse_micros(text: str) -> int:
+    """The micro-dollars of an amount that names its unit. Exact. Raises ValueError."""
+    if not _AMOUNT.fullmatch(text):
+        raise ValueError(f"expected an amount such as {AMOUNT_FORMS}")
+    digits = text.replace("_", "")
+    for unit in _MICRO_UNITS:
+        if digits.endswith(unit):
+            return int(digits.removesuffix(unit))
+    whole, _, part = digits.removeprefix("$").removesuffix("USD").strip().partition(".")
+    return int(whole) * MICRO_PER_USD + int(f"{part:0<6}")
+
+
 def format_decimal(number: int, unit: int) -> str:
     """How many units: an exact decimal without an exponent and without trailing zeros."""
     whole, part = divmod(number, unit)
@@ -82,11 +108,31 @@ def format_decimal(number: int, unit: int) -> str:
     return f"{whole}.{part:0{len(str(unit)) - 1}}".rstrip("0")
 
 
+def format_dollars(pico: int) -> str:
+    """Dollars for a message, such as $5.00 or $0.000144: rounded to a micro-dollar, with at least two decimals."""
+    whole, _, part = format_decimal((pico + PICO_PER_MICRO // 2) // PICO_PER_MICRO, MICRO_PER_USD).partition(".")
+    return f"${whole}.{part:0<2}"
+
+
 def build_money_record(name: str, pico: int | None) -> dict[str, int | str | None]:
     """An amount in JSON: whole micro-dollars, rounded down, with the exact figure beside it."""
     if pico is None:
         return {name: None, f"{name}_exact": None}
     return {name: pico // PICO_PER_MICRO, f"{name}_exact": format_decimal(pico, PICO_PER_MICRO)}
+
+
+def find_name(item: Mapping[str, object] | None, attribute: str) -> str | None:
+    """The name of an org or app for messages; None if it has none that can be shown, as when it was written by hand."""
+    name = None if item is None else item.get(attribute)
+    return name if isinstance(name, str) and name.isprintable() and 0 < len(name) <= MAX_NAME_LENGTH else None
+
+
+def describe_scope(scope: Scope, org_name: str | None, app_name: str | None) -> str:
+    """An org or app for a message: by its name, or by its id if the name is not known."""
+    org = f"org {scope.org}" if org_name is None else f"'{org_name}'"
+    if scope.app is None:
+        return org if org_name is None else f"org {org}"
+    return f"app {scope.app} of {org}" if app_name is None else f"app '{app_name}' of {org}"
 
 
 def build_client_id(org: str, app: str | None) -> str:

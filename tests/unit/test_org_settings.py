@@ -18,6 +18,7 @@ from price_keeper.budgets.org_settings import (
     validate_org,
 )
 from price_keeper.config.config_sections import DefaultsConfig
+from price_keeper.domain import AMOUNT_FORMS
 from price_keeper.errors import CancellationReason, ReasonCode, TransactionFailed
 from price_keeper.stores import schema
 from price_keeper.stores.conflict_retry import MAX_ATTEMPTS
@@ -102,10 +103,10 @@ def test_every_mistake_is_reported_at_once() -> None:
         "model_ordering.3: no model, but what counts guardrails: give it a quota, and leave it out here",
         "model_ordering.4: there is no label 7 in the configuration; "
         "there are premium, standard, economy, guardrails, async-jobs",
-        "quotas.premium: expected whole micro-USD (a dollar is 1000000) from 0 to 1000000000000000, found -1",
+        f"quotas.premium: expected an amount from 0 to 1000000000 USD, such as {AMOUNT_FORMS}; found -1",
         'quotas.nothing: there is no label "nothing" in the configuration; '
         "there are premium, standard, economy, guardrails, async-jobs",
-        "quotas.economy: expected whole micro-USD (a dollar is 1000000) from 0 to 1000000000000000, found 1.0",
+        f"quotas.economy: expected an amount from 0 to 1000000000 USD, such as {AMOUNT_FORMS}; found 1.0",
         'sticky_fallback_enabled: expected true or false, found "yes"',
         "tight_mode_threshold_pct: expected a whole number from 1 to 100, found 101",
         "refresh_interval_normal_secs: expected 0.001 to 86400 seconds with at most 3 decimals, found nan",
@@ -124,9 +125,9 @@ SINGLE = [
     ({"model_ordering": []}, "model_ordering: expected a list of 1 to 32 labels, found 0 of them"),
     ({"model_ordering": ["premium"] * 33}, "model_ordering: expected a list of 1 to 32 labels, found 33 of them"),
     ({"model_ordering": "premium"}, 'model_ordering: expected a list of 1 to 32 labels, found "premium"'),
-    ({"quotas": [1]}, "quotas: expected a mapping of labels to micro-USD, found [1]"),
-    ({"quotas": {"premium": True, "economy": 0}}, "quotas.premium: expected whole micro-USD"),
-    ({"quotas": {"premium": 10**15 + 1, "economy": 0}}, "quotas.premium: expected whole micro-USD"),
+    ({"quotas": [1]}, "quotas: expected a mapping of labels to amounts, found [1]"),
+    ({"quotas": {"premium": True, "economy": 0}}, "quotas.premium: expected an amount from 0 to"),
+    ({"quotas": {"premium": 10**15 + 1, "economy": 0}}, "quotas.premium: expected an amount from 0 to"),
     (
         {"refresh_interval_normal_secs": 5, "refresh_interval_tight_secs": 6},
         "refresh_interval_tight_secs: more than refresh_interval_normal_secs, which is 5",

@@ -30,7 +30,7 @@ from price_keeper.clock import Clock
 from price_keeper.config.config_problems import did_you_mean, escape_line, join_names
 from price_keeper.config.config_reader import RuleViolation
 from price_keeper.config.config_sections import PSEUDO_LABELS, DefaultsConfig
-from price_keeper.domain import Scope
+from price_keeper.domain import AMOUNT_FORMS, MAX_NAME_LENGTH, MICRO_PER_USD, Scope, parse_micros
 from price_keeper.errors import ConfigError
 from price_keeper.org_calendar import find_span
 from price_keeper.rates.rate_limit_settings import validate_rate_limits
@@ -52,7 +52,6 @@ from price_keeper.stores.contract import (
 )
 
 MAX_ORDERING_LABELS = 32
-MAX_NAME_LENGTH = 128
 # before a new period begins: the time in which every sidecar reads a change that takes effect then
 CHANGE_LEAD_SECONDS = 150.0
 
@@ -131,6 +130,18 @@ def _read_name(value: Any) -> str:
 
 def _read_thresholds(value: Any) -> Value:
     return list(effective_settings.read_percents(value))
+
+
+def read_quota(amount: Any) -> int:
+    """The micro-USD of a quota as it is written: with a unit, or as a whole number of micro-USD. Raises ValueError."""
+    try:
+        micros = parse_micros(amount) if isinstance(amount, str) else amount
+    except ValueError:
+        micros = None
+    if micros is None or not effective_settings.is_whole(micros, 0, MAX_QUOTA_MICROS):
+        expected = f"expected an amount from 0 to {MAX_QUOTA_MICROS // MICRO_PER_USD} USD, such as {AMOUNT_FORMS}"
+        raise ValueError(f"{expected}; found {format_value(amount)}")
+    return int(micros)
 
 
 _COMMON_READERS: Mapping[str, _ValueReader] = {
@@ -272,14 +283,17 @@ class _Validator:
 
     def _validate_quotas(self, value: Any) -> Any:
         if not isinstance(value, Mapping):
-            return self.add_mistake("quotas", f"expected a mapping of labels to micro-USD, found {format_value(value)}")
-        for label, micros in value.items():
-            if (complaint := self._find_label_complaint(label)) is not None:
-                self.add_mistake("quotas", complaint, str(label))
-            elif not effective_settings.is_whole(micros, 0, MAX_QUOTA_MICROS):
-                complaint = f"expected whole micro-USD (a dollar is 1000000) from 0 to {MAX_QUOTA_MICROS}"
-                self.add_mistake("quotas", f"{complaint}, found {format_value(micros)}", str(label))
-        return dict(value)
+            return self.add_mistake("quotas", f"expected a mapping of labels to amounts, found {format_value(value)}")
+        return {label: self._validate_quota(label, amount) for label, amount in value.items()}
+
+    def _validate_quota(self, label: Any, amount: Any) -> Any:
+        """Micro-USD, however the amount was written."""
+        if (complaint := self._find_label_complaint(label)) is not None:
+            return self.add_mistake("quotas", complaint, str(label))
+        try:
+            return read_quota(amount)
+        except ValueError as failure:
+            return self.add_mistake("quotas", str(failure), str(label))
 
     def _find_label_complaint(self, label: Any) -> str | None:
         if label in self._labels:

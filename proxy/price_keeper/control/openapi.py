@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, get_args
 
-from price_keeper.budgets.org_settings import APP_SETTINGS, MAX_NAME_LENGTH, MAX_ORDERING_LABELS, ORG_SETTINGS
+from price_keeper.budgets.org_settings import APP_SETTINGS, MAX_ORDERING_LABELS, ORG_SETTINGS
 from price_keeper.config.config_sections import Format
 from price_keeper.control import budget_endpoints, client_endpoints, profile_endpoints, token_endpoints, usage_endpoints
 from price_keeper.control.api_types import API_PREFIX, FORM, HTML, JSON, AccessLevel, ApiRoute
 from price_keeper.control.body_fields import make_nullable
 from price_keeper.control.page import page_sign_in
+from price_keeper.domain import AMOUNT_FORMS, AMOUNT_PATTERN, MAX_NAME_LENGTH
 from price_keeper.ledger.ledger_entries import UsageCounts
 from price_keeper.rates.rate_limit_settings import MAX_BURST_SECS, MAX_RATE, MODES, RATES
 from price_keeper.telemetry.build_info import get_version
@@ -67,7 +68,11 @@ _SETTING_SCHEMAS: Mapping[str, Schema] = {
     "model_ordering": _list_of(
         _TEXT, minItems=1, maxItems=MAX_ORDERING_LABELS, description="labels, the dearest first"
     ),
-    "quotas": {"type": "object", "additionalProperties": _COUNT, "description": "micro-USD by label"},
+    "quotas": {
+        "type": "object",
+        "additionalProperties": {"type": ["integer", "string"], "minimum": 0, "pattern": f"^(?:{AMOUNT_PATTERN})$"},
+        "description": f"amounts by label, such as {AMOUNT_FORMS}; shown in micro-USD",
+    },
     "sticky_fallback_enabled": _BOOLEAN,
     "tight_mode_threshold_pct": {"type": "integer", "minimum": 1, "maximum": 100},
     "refresh_interval_normal_secs": _NUMBER,
