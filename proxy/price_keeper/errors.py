@@ -88,9 +88,13 @@ class Refusal(PriceKeeperError):
     status = 400
     error_type = "ValidationException"
 
-    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, retry_after: float | None = None, details: Mapping[str, Any] | None = None
+    ) -> None:
+        """`details` has for programs what the message says in names: ids, period, time of the reset."""
         self.message = message
         self.retry_after = retry_after
+        self.details = details
         super().__init__(message)
 
 

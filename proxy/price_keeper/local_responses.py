@@ -31,7 +31,10 @@ def send_refusal(
     if responder.has_started:
         responder.abort()
         return
-    body = orjson.dumps(build_error_document(form, refusal.status, refusal.error_type, refusal.message))
+    document = build_error_document(form, refusal.status, refusal.error_type, refusal.message)
+    if refusal.details is not None:
+        document["details"] = refusal.details
+    body = orjson.dumps(document)
     responder.start(refusal.status, (*_build_error_headers(refusal), *extra_headers), len(body))
     responder.write(body)
     responder.finish()

@@ -24,7 +24,6 @@ from tests.support.data_port import APP, ORG, DataPort, data_port
 from tests.support.simulated import CLAUDE_BODY, TURN
 
 ZONE = "Asia/Kolkata"
-SCOPE = f"ORG#{ORG}#APP#{APP}"
 
 
 class SettableClock(SystemClock):
@@ -97,9 +96,9 @@ def _is_refused_once(failure: ClientError) -> None:
     answer: Any = failure.response
     assert answer["Error"]["Code"] == "ServiceQuotaExceededException"
     message = answer["Error"]["Message"]
-    assert f"the quota of {SCOPE} for DAY#20261118 is spent: premium 0." in message
-    assert "of 0.0001 USD" in message
-    assert message.endswith("it resets at 2026-11-19T00:00:00+05:30")
+    assert message.startswith(f"app {APP} of org {ORG} has used today's budget: premium $0.0")
+    assert " of $0.0001, " in message
+    assert message.endswith(f"; it resets at 00:00 {ZONE}")
     metadata = answer["ResponseMetadata"]
     assert metadata["RetryAttempts"] == 0
     assert metadata["HTTPHeaders"]["x-should-retry"] == "false"
@@ -145,7 +144,7 @@ async def test_shadow_mode_reports_label_it_would_serve(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("micros", "why"),
     [
-        ({"premium": 10**8, "guardrails": 0}, "guardrails 0 of 0 USD"),
+        ({"premium": 10**8, "guardrails": 0}, r"has used today's guardrails budget of \$0\.00;"),
         ({"premium": 10**8}, "guardrails is not among the labels that"),
     ],
 )
@@ -181,8 +180,9 @@ async def test_day_of_clock_change_ends_at_local_midnight(tmp_path: Path) -> Non
     clock.set(datetime(2026, 11, 1, 3, 59, 30, tzinfo=UTC).timestamp())  # half a minute before midnight in New York
     async with data_port(tmp_path, clock=clock) as port:
         await configured(port, timezone="America/New_York", **quotas(premium=0))
-        with pytest.raises(ClientError, match="2026-11-01T00:00:00-04:00"):
-            await asyncio.to_thread(served, port)
+        refused = await port.ask("/model/premium/converse", TURN)
+        assert refused.body["message"].endswith("it resets at 00:00 America/New_York")
+        assert refused.body["details"]["resets_at"] == "2026-11-01T04:00:00Z"
         clock.set(datetime(2026, 11, 1, 4, 0, 1, tzinfo=UTC).timestamp())
-        with pytest.raises(ClientError, match="2026-11-02T00:00:00-05:00"):
-            await asyncio.to_thread(served, port)
+        refused = await port.ask("/model/premium/converse", TURN)
+        assert refused.body["details"]["resets_at"] == "2026-11-02T05:00:00Z"

@@ -57,7 +57,8 @@ async def test_requests_per_minute_are_limited(tmp_path: Path) -> None:
         assert await statuses(port, 7) == [200] * 6 + [429]
         refused = await ask(port)
         assert refused.headers["x-amzn-errortype"].startswith("ThrottlingException")
-        assert refused.body["message"] == f"org-{ORG}-app-{APP} is limited to 6 requests a minute"
+        assert refused.body["message"] == f"app {APP} of org {ORG} is limited to 6 requests a minute"
+        assert refused.body["details"] == {"client_id": f"org-{ORG}-app-{APP}"}
         assert refused.headers["retry-after"] == "10"
         assert refused.headers["x-amz-retry-after"] == "10000"
         assert len(port.bedrock.ledger) == 6  # what is refused goes nowhere

@@ -227,7 +227,7 @@ def test_apps_inherit_and_show_own_settings(api: ControlThread, org: str) -> Non
     api.run_command("org", "put", org, "-", stdin=named("Heir"))
     assert "has no apps yet" in api.run_command("app", "list", "Heir").stdout
     none = api.run_command("app", "show", "Heir", "shop", code=1).stderr
-    assert none.endswith(f"answered 404: there is no app shop of an org {org}; there are: none yet\n")
+    assert none.endswith("answered 404: there is no app shop of org 'Heir'; there are: none yet\n")
     body = '{"app_name": "Shop", "quotas": {"premium": 1, "economy": 2}}'
     made = api.run_command("app", "put", "Heir", "shop", "-", stdin=body).stdout.splitlines()
     assert made[0] == f"Shop ({org} / shop): made"

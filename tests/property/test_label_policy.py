@@ -100,5 +100,5 @@ def test_decision_unlimited_label_serves_when_those_before_it_are_spent(enforcem
     # Its body is written for another format, so that label alone may serve.
     with pytest.raises(InvalidRequest, match=r"format anthropic has quota left; .* served by b \(nova\)"):
         budget.decide("a", True)
-    with pytest.raises(QuotaExceeded, match=r"is spent: a .* of .* USD; it resets"):
+    with pytest.raises(QuotaExceeded, match=r"has used today's a budget of .*; it resets"):
         budget.decide_hard("a", True, {"a"})

@@ -123,7 +123,7 @@ async def test_calls_in_flight_count_as_expected_cost_then_as_actual_cost(
     assert [label for label, _ in served] == ["premium"] * 3 + ["standard"] * 2
     served += [await one.begin(who, expected=4 * USD) for _ in range(1)]  # economy's, which has room for a quarter
     with pytest.raises(
-        TooManyRequests, match=r"calls in flight are expected to use what is left .*: premium 0 of 10 USD"
+        TooManyRequests, match=r"calls in flight are expected to use what is left .*: premium \$0\.00 of \$10\.00"
     ):
         await one.begin(who)
     for _, number in served:
@@ -173,9 +173,64 @@ async def test_exhausted_quota_is_refused_with_full_message(one: BudgetSidecar, 
     with pytest.raises(QuotaExceeded) as refused:
         await one.decide(who)
     assert refused.value.message == (
-        f"the quota of ORG#{who.org}#APP#web for DAY#20261118 is spent: premium 10 of 10 USD, standard 5 of 5 USD, "
-        "economy 1 of 1 USD; it resets at 2026-11-19T00:00:00+01:00"
+        f"app web of org {who.org} has used today's budget: premium $10.00 of $10.00, standard $5.00 of $5.00, "
+        "economy $1.00 of $1.00; it resets at 00:00 Europe/Berlin"
     )
+
+
+@pytest.mark.parametrize(
+    ("shared", "period", "said"),
+    [
+        ("APP", "day", "app 'Shop front' of 'Acme' has used today's premium budget of $5.00; it resets at 00:00 UTC"),
+        ("ORG", "day", "org 'Acme' has used today's premium budget of $5.00; it resets at 00:00 UTC"),
+        (
+            "APP",
+            "week",
+            "app 'Shop front' of 'Acme' has used this week's premium budget of $5.00; "
+            "it resets on 2026-11-23 at 00:00 UTC",
+        ),
+        (
+            "ORG",
+            "month",
+            "org 'Acme' has used this month's premium budget of $5.00; it resets on 2026-12-01 at 00:00 UTC",
+        ),
+    ],
+)
+async def test_refusal_has_names_in_message_and_ids_in_details(
+    one: BudgetSidecar, exact_store: Store, shared: str, period: str, said: str
+) -> None:
+    who = new_caller()
+    await put_item(exact_store, schema.app_config_key(who.org, "web"), app_name="Shop front")
+    await put_budget(exact_store, who.org, {"premium": 5}, org_name="Acme", quota_scope=shared, period=period)
+    await one.spend(who, 5 * USD)
+    with pytest.raises(QuotaExceeded) as refused:
+        await one.decide(who)
+    assert refused.value.message == said
+    assert refused.value.details is not None
+    ids = refused.value.details["org"], refused.value.details["app"]
+    assert ids == (who.org, "web" if shared == "APP" else None)
+
+
+async def test_renamed_app_has_its_new_name_without_a_read_for_the_message(
+    one: BudgetSidecar, exact_store: Store
+) -> None:
+    who = new_caller()
+    await put_item(exact_store, schema.app_config_key(who.org, "web"), app_name="Before", version=1)
+    await put_budget(exact_store, who.org, {"premium": 0}, org_name="Acme")
+    with pytest.raises(QuotaExceeded, match="app 'Before' of 'Acme' has used"):
+        await one.decide(who)
+    await put_item(exact_store, schema.app_config_key(who.org, "web"), app_name="After", version=2)
+    await one.clock.advance(1000)
+    with pytest.raises(QuotaExceeded, match="app 'After' of 'Acme' has used"):
+        await one.decide(who)
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "x" * 129, 7, None])
+async def test_unusable_name_is_replaced_by_id(one: BudgetSidecar, exact_store: Store, name: Value) -> None:
+    who = new_caller()
+    await put_budget(exact_store, who.org, {"premium": 0}, **({} if name is None else {"org_name": name}))
+    with pytest.raises(QuotaExceeded, match=f"^app web of org {who.org} has used today's premium budget"):
+        await one.decide(who)
 
 
 async def test_new_day_starts_with_zero_spend(one: BudgetSidecar, exact_store: Store) -> None:
@@ -238,7 +293,9 @@ async def test_app_settings_override_org_settings(one: BudgetSidecar, exact_stor
     )
     batch = new_caller("batch", who.org)
     assert await one.spend(batch, 2 * USD) == "economy"
-    with pytest.raises(QuotaExceeded, match="premium 0 of 0 USD, standard 0 of 0 USD, economy 2 of 1 USD"):
+    with pytest.raises(
+        QuotaExceeded, match=r"premium \$0\.00 of \$0\.00, standard \$0\.00 of \$0\.00, economy \$2\.00 of \$1\.00;"
+    ):
         await one.decide(batch)
     await put_item(exact_store, schema.org_config_key(other := new_caller().org), model_ordering=["premium"], quotas={})
     with pytest.raises(InvalidRequest, match=r"economy is not among the labels that .* has a quota for: premium"):
@@ -466,7 +523,7 @@ async def test_decision_change_is_logged_once(
     lines = [record.message for record in caplog.records if " now (before: " in record.message]
     assert lines == [
         f"calls of ORG#{who.org}#APP#web for premium are served by standard now (before: served by premium): "
-        "spent premium 10 of 10 USD, standard 0 of 5 USD, economy 0 of 1 USD in DAY#20261118; "
+        "spent premium $10.00 of $10.00, standard $0.00 of $5.00, economy $0.00 of $1.00 in DAY#20261118; "
         "active label premium, enforcement soft"
     ]
 

@@ -52,7 +52,20 @@ def test_org_settings_override_defaults() -> None:
     quotas = {"premium": 5 * MICRO, "economy": 7 * MICRO, "guardrails": MICRO}
     zone = load_zone("America/New_York")
     assert plan(ORG) == EffectiveSettings(
-        zone, "APP", 16, Period.WEEK, ("premium", "economy"), quotas, False, "shadow", 80, 100.0, 2.5, (10, 90), 4
+        zone,
+        "APP",
+        16,
+        Period.WEEK,
+        ("premium", "economy"),
+        quotas,
+        False,
+        "shadow",
+        80,
+        100.0,
+        2.5,
+        (10, 90),
+        4,
+        org_name="Acme",
     )
 
 

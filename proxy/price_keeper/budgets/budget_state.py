@@ -30,9 +30,9 @@ from price_keeper.budgets.active_label import Override
 from price_keeper.budgets.effective_settings import EffectiveSettings
 from price_keeper.budgets.label_policy import Mode
 from price_keeper.config.config_sections import LabelConfig
-from price_keeper.domain import PICO_PER_USD, Scope
+from price_keeper.domain import Scope, describe_scope, format_dollars
 from price_keeper.errors import InvalidRequest, QuotaExceeded, TooManyRequests
-from price_keeper.org_calendar import PeriodSpan
+from price_keeper.org_calendar import Period, PeriodSpan
 from price_keeper.stores.contract import Item
 from price_keeper.usage.inference_profiles import NO_APP_LABELS, AppLabels
 
@@ -44,6 +44,7 @@ MIN_REFRESH_SECONDS = 1.0  # between two reads
 SHARE_SAMPLE_SECONDS = 60.0  # over which this process's share of the fleet's spend is measured
 MIN_FLEET_SHARE = 0.001  # of a fleet's spend that one sidecar is assumed to have at least
 IN_FLIGHT_RETRY_SECONDS: Final = 2.0  # by then some of the calls in flight have probably ended
+_PERIOD_NAMES: Final = {Period.DAY: "today's", Period.WEEK: "this week's", Period.MONTH: "this month's"}
 _log = logging.getLogger("price_keeper.selection")
 
 
@@ -459,7 +460,8 @@ class BudgetState:
     def _build_no_quota_error(self, label: str) -> InvalidRequest:
         allowed_labels = ", ".join(dict.fromkeys((*self.settings.ordering, *self.settings.quotas)))
         return InvalidRequest(
-            f"{label} is not among the labels that {self.scope.key} has a quota for: {allowed_labels}"
+            f"{label} is not among the labels that {self.display_name} has a quota for: {allowed_labels}",
+            details=self.refusal_details,
         )
 
     def _check_format(self, requested: str, candidates: tuple[str, ...]) -> None:
@@ -483,24 +485,43 @@ class BudgetState:
         ordering = self.settings.ordering
         in_flight_only = [label for label in candidates if self._has_quota_left(label, self._find_tracker(label).spent)]
         if in_flight_only:
-            expected = f"calls in flight are expected to use what is left of the quota of {self.scope.key}"
+            expected = f"calls in flight are expected to use what is left of the budget of {self.display_name}"
             message = f"{expected}: {self.format_amounts(in_flight_only)} spent"
-            return TooManyRequests(message, retry_after=IN_FLIGHT_RETRY_SECONDS)
+            return TooManyRequests(message, retry_after=IN_FLIGHT_RETRY_SECONDS, details=self.refusal_details)
         chain = ordering[ordering.index(requested) :] if requested in ordering else (requested,)
         shown_labels = [
             label
             for label in chain
             if label in candidates or not self._has_quota_left(label, self._find_tracker(label).spent)
         ]
-        return QuotaExceeded(
-            f"the quota of {self.scope.key} for {self.span.key} is spent: {self.format_amounts(shown_labels)}; "
-            f"{self.reset_message}"
-        )
+        whose = _PERIOD_NAMES[self.settings.period]
+        if len(shown_labels) == 1 and shown_labels[0] in self.settings.quotas:
+            (label,) = shown_labels
+            used = f"{whose} {label} budget of {format_dollars(self.settings.quotas[label])}"
+        else:
+            used = f"{whose} budget: {self.format_amounts(shown_labels)}"
+        return QuotaExceeded(f"{self.display_name} has used {used}; {self.reset_message}", details=self.refusal_details)
+
+    @property
+    def display_name(self) -> str:
+        """The org or app, for people."""
+        return describe_scope(self.scope, self.settings.org_name, self.settings.app_name)
+
+    @property
+    def refusal_details(self) -> Mapping[str, str | None]:
+        """What identifies the budget, for programs."""
+        return {
+            "org": self.scope.org,
+            "app": self.scope.app,
+            "period": self.span.key,
+            "resets_at": datetime.fromtimestamp(self.span.end, UTC).isoformat().replace("+00:00", "Z"),
+        }
 
     @property
     def reset_message(self) -> str:
-        resets = datetime.fromtimestamp(self.span.end, UTC).astimezone(self.settings.zone).isoformat()
-        return f"it resets at {resets}"
+        resets = datetime.fromtimestamp(self.span.end, UTC).astimezone(self.settings.zone)
+        day = "" if self.settings.period is Period.DAY else f"on {resets:%Y-%m-%d} "
+        return f"it resets {day}at {resets:%H:%M} {self.settings.zone.key}"
 
     def format_amounts(self, labels: Iterable[str]) -> str:
         return ", ".join(f"{label} {self._format_amount(label)}" for label in labels)
@@ -515,7 +536,7 @@ class BudgetState:
     def _format_amount(self, label: str) -> str:
         if label not in self.settings.quotas:
             return "unlimited"
-        return f"{_format_usd(self.get_tracker(label).spent)} of {_format_usd(self.settings.quotas[label])} USD"
+        return f"{format_dollars(self.get_tracker(label).spent)} of {format_dollars(self.settings.quotas[label])}"
 
     def _log_change(self, requested: str, is_format_specific: bool, serving: str | None) -> None:
         """Log that another label serves, once per change. A change due to calls in flight alone is not logged, as they
@@ -626,10 +647,6 @@ class BudgetState:
 
 def _describe_service(label: str | None) -> str:
     return "refused" if label is None else f"served by {label}"
-
-
-def _format_usd(pico: int) -> str:
-    return f"{pico / PICO_PER_USD:.6f}".rstrip("0").rstrip(".") or "0"
 
 
 @dataclass(slots=True, eq=False)

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar, cast
 from zoneinfo import ZoneInfo
 
 from price_keeper.config.config_sections import DefaultsConfig
-from price_keeper.domain import PICO_PER_MICRO, is_label
+from price_keeper.domain import PICO_PER_MICRO, find_name, is_label
 from price_keeper.org_calendar import Period, load_zone
 from price_keeper.stores.contract import Item
 from price_keeper.stores.schema import SHARD_COUNTS
@@ -60,6 +60,8 @@ class EffectiveSettings:
     thresholds: tuple[int, ...]
     version: int  # of two settings of one scope, the one with the higher version holds
     problems: tuple[str, ...] = ()  # one line for each unusable value, to be logged
+    org_name: str | None = None  # for messages; unknown where the settings come from a snapshot
+    app_name: str | None = None
 
     @property
     def calendar(self) -> tuple[ZoneInfo, Period, QuotaScope, int]:
@@ -111,6 +113,8 @@ def resolve_settings(
         thresholds=thresholds if alerts is None else alerts,
         version=sum(item.read("version", read_version) or 0 for item in budget_items),
         problems=tuple(problems),
+        org_name=find_name(org, "org_name"),
+        app_name=find_name(app, "app_name"),
     )
 
 

@@ -18,7 +18,7 @@ from price_keeper.budgets.hard.budget_lease import BudgetLease, BudgetLeases, Co
 from price_keeper.budgets.hard.cost_ceiling import CallPrices, apply_count, compute_ceiling
 from price_keeper.config import Config
 from price_keeper.config.config_sections import ASYNC_JOB_LABEL
-from price_keeper.domain import PICO_PER_USD, CostCeiling, ResolvedLabel
+from price_keeper.domain import PICO_PER_USD, CostCeiling, ResolvedLabel, format_dollars
 from price_keeper.errors import Busy, QuotaExceeded, RecordingUnavailable, Refusal, TooManyRequests
 from price_keeper.ledger.lease_rows import HardBudgetKey
 from price_keeper.ledger.ledger_entries import Counter
@@ -197,16 +197,18 @@ def _build_refusal(budget: BudgetState, insufficient: Mapping[str, tuple[BudgetL
     if reasons & {RefusalReason.STORE_UNAVAILABLE, RefusalReason.LEASE_CLOSED}:
         return Busy("a hard budget is not spent from while the store does not answer", retry_after=wait)
     smallest = min(ceiling for _, ceiling in insufficient.values())
-    message = f"this call may cost up to {smallest / PICO_PER_USD:.6f} USD"
+    message = f"this call of {budget.display_name} may cost up to {format_dollars(smallest)}"
     if RefusalReason.CONTENTION in reasons or any(
         _is_reserved_elsewhere(budget, label, ceiling) for label, (_, ceiling) in insufficient.items()
     ):
         return TooManyRequests(
             f"{message}, and what is left is reserved for other calls: {budget.format_amounts(insufficient)}",
             retry_after=wait,
+            details=budget.refusal_details,
         )
     return QuotaExceeded(
-        f"{message}, which is more than is left: {budget.format_amounts(insufficient)}; {budget.reset_message}"
+        f"{message}, which is more than is left: {budget.format_amounts(insufficient)}; {budget.reset_message}",
+        details=budget.refusal_details,
     )
 
 

@@ -31,7 +31,7 @@ from price_keeper.control.api_types import (
 )
 from price_keeper.control.client_endpoints import create_credentials
 from price_keeper.control.control_services import ControlServices
-from price_keeper.domain import Scope
+from price_keeper.domain import Scope, describe_scope, find_name
 from price_keeper.reports.settings_report import SettingsReport
 from price_keeper.stores import schema
 from price_keeper.stores.audit_log import MAX_RECORDS_PER_PAGE, build_record_json, read_records, select_attributes
@@ -64,7 +64,8 @@ async def load_app(services: ControlServices, org: str, app: str) -> SettingsRep
     keys = [schema.org_config_key(org), schema.app_config_key(org, app)]
     org_item, app_item = await services.store.get_many(keys, consistent=True)
     if app_item is None:
-        raise not_found(f"there is no app {app} of an org {org}")
+        name = describe_scope(Scope(org), find_name(org_item, "org_name"), None)
+        raise not_found(f"there is no app {app} of {name}")
     return show_app(show_org(services, org, org_item or {}), app, app_item)
 
 

@@ -22,7 +22,7 @@ from price_keeper.control.body_fields import TIMESTAMP_FIELD, BodyFields, FieldT
 from price_keeper.control.budget_endpoints import LABEL_FIELD, get_active_label, get_spend
 from price_keeper.control.control_requests import SMALL_BODY_BYTES
 from price_keeper.control.control_services import ControlServices
-from price_keeper.domain import Caller, build_client_id, build_money_record
+from price_keeper.domain import Caller, Scope, build_client_id, build_money_record, describe_scope, find_name
 from price_keeper.errors import StoreUnavailable
 from price_keeper.ledger.counter_writes import DAY_SECONDS, to_micros, to_pico
 from price_keeper.ledger.ledger_entries import Counter
@@ -264,7 +264,8 @@ async def _load_settings(services: ControlServices, org: str, app: str | None) -
     keys = [schema.org_config_key(org), *([] if app is None else [schema.app_config_key(org, app)])]
     org_item, *app_items = await services.store.get_many(keys)
     if app_items == [None] or (app is None and org_item is None):
-        raise not_found(f"there is no org {org}" if app is None else f"there is no app {app} of an org {org}")
+        name = describe_scope(Scope(org), find_name(org_item, "org_name"), None)
+        raise not_found(f"there is no {name}" if app is None else f"there is no app {app} of {name}")
     return resolve_settings(
         org_item,
         app_items[0] if app_items else None,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from price_keeper.clock import Clock
-from price_keeper.domain import Caller, Scope
+from price_keeper.domain import Caller, Scope, describe_scope, find_name
 from price_keeper.errors import TooManyRequests
 from price_keeper.exchange import Header
 from price_keeper.ledger.ledger_entries import Receipt
@@ -167,7 +167,8 @@ class RateLimiter:
 def _build_refusal(limits: CallerRateLimits, admission: RateDecision) -> TooManyRequests:
     rates = " and ".join(f"{rate} {_UNIT_NAMES[name]}" for name, rate in limits.rates.items())
     wait = MAX_RETRY_AFTER_SECONDS if admission.wait_ms is None else admission.wait_ms / MILLI
-    return TooManyRequests(f"{limits.name} is limited to {rates} a minute", retry_after=wait)
+    message = f"{limits.display_name} is limited to {rates} a minute"
+    return TooManyRequests(message, retry_after=wait, details={"client_id": limits.name})
 
 
 @dataclass(slots=True, eq=False)
@@ -178,6 +179,7 @@ class CallerRateLimits:
     afterwards."""
 
     name: str
+    display_name: str  # the org or app, for people
     buckets: tuple[RateBucket, ...] = ()
     rates: Mapping[str, int] = field(default_factory=dict)
     is_exact: bool = False
@@ -234,7 +236,7 @@ class RateLimitCache:
             if len(self._entries) >= MAX_CALLERS:
                 del self._entries[next(iter(self._entries))]
             remembered = [(scope, self._snapshot.find_settings(scope)) for scope in _list_scopes(caller)]
-            entry = self._entries[name] = _CachedLimits(_merge_levels(caller.client_id, _parse_items(remembered)))
+            entry = self._entries[name] = _CachedLimits(_build_limits(caller, remembered))
         return entry
 
     def _start_read(self, caller: Caller, entry: _CachedLimits) -> None:
@@ -244,23 +246,23 @@ class RateLimitCache:
         began = self._clock.monotonic()
         entry.refresh_at = began + STORE_RETRY_SECONDS
         try:
-            levels = await self._fetch(caller)
+            limits = await self._fetch(caller)
             entry.refresh_at, entry.expires_at, entry.is_stale = (
                 began + REFRESH_AFTER_SECONDS,
                 began + MAX_AGE_SECONDS,
                 False,
             )
-            limits = _merge_levels(caller.client_id, levels)
             # Equal limits keep their object, because a lease holder recognises its buckets by identity.
             if (limits.buckets, limits.is_exact) != (entry.limits.buckets, entry.limits.is_exact):
                 entry.limits = limits
+            entry.limits.display_name = limits.display_name
         except Exception as failure:  # every kind: the calls that wait must get an answer
             if not entry.is_stale:
                 subject = f"the rate limits of {caller.client_id}"
                 log_read_failure(_log, subject, "the last known ones, or none, apply", failure)
             entry.expires_at, entry.is_stale = math.inf, True
 
-    async def _fetch(self, caller: Caller) -> list[ScopeRateLimits]:
+    async def _fetch(self, caller: Caller) -> CallerRateLimits:
         keys = [schema.org_config_key(caller.org)]
         if caller.app is not None:
             keys.append(schema.app_config_key(caller.org, caller.app))
@@ -268,7 +270,7 @@ class RateLimitCache:
         read = [*zip(_list_scopes(caller), await self._store.get_many(keys, consistent=True), strict=True)]
         for scope, item in read:
             self._snapshot.record_settings(scope, item, read_number)
-        return _parse_items(read)
+        return _build_limits(caller, read)
 
 
 def _list_scopes(caller: Caller) -> list[Scope]:
@@ -294,11 +296,14 @@ def _parse_items(items: Sequence[tuple[Scope, Item | None]]) -> list[ScopeRateLi
     return levels
 
 
-def _merge_levels(name: str, levels: list[ScopeRateLimits]) -> CallerRateLimits:
+def _build_limits(caller: Caller, items: Sequence[tuple[Scope, Item | None]]) -> CallerRateLimits:
     """Merge the limits of org and app, the app's bucket first.
 
     If one level is exact, all are, because both buckets are written in one transaction.
     """
+    levels = _parse_items(items)
+    org_name, app_name = find_name(items[0][1], "org_name"), find_name(items[-1][1], "app_name")
+    display_name = describe_scope(Scope(caller.org, caller.app), org_name, app_name)
     rates: dict[str, int] = {}
     for limits in levels:
         for rate, number in limits.rates.items():
@@ -307,4 +312,6 @@ def _merge_levels(name: str, levels: list[ScopeRateLimits]) -> CallerRateLimits:
     halves = [limit.capacity // MILLI // 2 for bucket in buckets for limit in bucket.limits if limit.name == TOKENS]
     limit_headers = tuple((_LIMIT_HEADERS[rate], b"%d" % number) for rate, number in rates.items())
     is_exact = any(limits.is_exact for limits in levels)
-    return CallerRateLimits(name, buckets, rates, is_exact, min(halves, default=sys.maxsize), limit_headers)
+    return CallerRateLimits(
+        caller.client_id, display_name, buckets, rates, is_exact, min(halves, default=sys.maxsize), limit_headers
+    )
