@@ -70,6 +70,7 @@ def taken() -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
         (folder / "config.yaml").write_text(MISTAKEN)
         (folder / "acme.yaml").write_text(json.dumps(SETTINGS))
+        yield "demo", [run("price-keeper demo")]
         yield "help", [run("price-keeper")]
         yield "mistakes", [run("price-keeper check-config"), run("price-keeper spend --jsno")]
         with development(folder, environment) as ready:

@@ -176,6 +176,7 @@ BY_HAND = DOC.read_text().partition(MARK)[0]
 ROW = re.compile(r"^\| ((?:`[a-z -]+`(?:, )?)+) \| (.*) \|$", re.MULTILINE)
 DOCUMENTED = {words: text for names, text in ROW.findall(BY_HAND) for words in re.findall(r"`([a-z -]+)`", names)}
 ASKED = {
+    "demo": (),
     "check-config": (),
     "doctor": ("--data-dir", "data"),
     "tables create": (),

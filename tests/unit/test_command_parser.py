@@ -14,7 +14,7 @@ from tests.support.commands import call_in_process
 MISTAKES = [
     (["spnd"], "there is no command 'spnd'; did you mean \"spend\"?"),
     (["org", "shw", "Acme"], "there is no command 'shw'; did you mean \"show\"?"),
-    (["xyzzy"], "there are dev, serve, check-config,"),
+    (["xyzzy"], "there are demo, dev, serve, check-config,"),
     (["list"], "list is a part of other commands: price-keeper org list, price-keeper app list, price-keeper session"),
     (["spend", "--jsn"], 'there is no option --jsn; did you mean "--json"?'),
     (["spend", "--forcus"], 'there is no option --forcus; did you mean "--focus"?'),

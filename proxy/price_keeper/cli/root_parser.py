@@ -38,11 +38,11 @@ def build_root_parser() -> CommandParser:
     root = CommandParser(
         prog=PROGRAM,
         description="Keeps every org and app on Amazon Bedrock inside its budget.",
-        epilog=f"More of a command: {PROGRAM} help COMMAND. To begin: {PROGRAM} dev.\n\nexit codes:\n{codes}",
+        epilog=f"More of a command: {PROGRAM} help COMMAND. To begin: {PROGRAM} demo.\n\nexit codes:\n{codes}",
     )
     root.add_argument("--version", action="store_true", help="the same as the command version")
     for heading, declarations in (
-        ("Run", (_add_dev, _add_serve)),
+        ("Run", (_add_demo, _add_dev, _add_serve)),
         ("Configure", (_add_check_config, _add_doctor, _add_tables, _add_keys)),
         ("Spend and budgets", (_add_org, _add_app, _add_override, _add_spend, _add_export)),
         ("Access", (_add_token, _add_rotate, _add_session)),
@@ -52,6 +52,19 @@ def build_root_parser() -> CommandParser:
         for add_command in declarations:
             add_command(root)
     return root
+
+
+def _add_demo(root: CommandParser) -> None:
+    demo = root.add_command(
+        "demo",
+        "watch a budget fall back from label to label, in under a minute",
+        "It starts a sidecar with an embedded store and a simulated Bedrock, gives an app a small budget and calls "
+        "until that is spent. It needs no AWS account and leaves nothing behind. Ctrl-C ends it early.",
+        ("Watch it", "price-keeper demo"),
+        ("What happened, for a program", "price-keeper demo --json"),
+        target="demo_command.run_demo",
+    )
+    add_json_option(demo)
 
 
 def _add_dev(root: CommandParser) -> None:
