@@ -76,7 +76,7 @@ def _configure(folder: Path) -> None:
     config["journal"]["dir"] = "./sidecar/journal"
     (folder / "sidecar.yaml").write_text(yaml.safe_dump(config))
     orgs = (ROOT / "docs" / "orgs.md").read_text()
-    for name in ("acme.yaml", "shop.yaml"):  # the very ones of the documentation
+    for name in ("acme.yaml", "shop.yaml", "orgs.yaml"):  # the very ones of the documentation
         found = re.search(rf"```yaml\n(# {name}: .*?)```", orgs, re.DOTALL)
         assert found
         (folder / name).write_text(found[1])
@@ -177,12 +177,13 @@ ROW = re.compile(r"^\| ((?:`[a-z -]+`(?:, )?)+) \| (.*) \|$", re.MULTILINE)
 DOCUMENTED = {words: text for names, text in ROW.findall(BY_HAND) for words in re.findall(r"`([a-z -]+)`", names)}
 ASKED = {
     "demo": (),
-    "check-config": (),
+    "check-config": ("--settings", "acme.yaml"),
     "doctor": ("--data-dir", "data"),
     "tables create": (),
     "tables check": (),
     "tables describe": (),
     "keys new": ("--kid", "json", "--out", "keys"),
+    "apply": ("-f", "orgs.yaml", "--dry-run"),
     "org put": ("Acme", "acme.yaml"),
     "org show": ("Acme",),
     "org list": (),

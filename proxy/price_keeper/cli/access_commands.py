@@ -117,7 +117,7 @@ def run_rotate(args: Namespace) -> int:
         ORG_MISSING_HINT if args.app is None else {404: f"price-keeper app list {org} tells which apps there are"}
     )
     issued = _rotate(admin, path, args.grace, missing_hint)
-    _print_rotation(args, issued if args.token_only else _fetch_secret(admin.api, path, issued))
+    _print_rotation(args, issued if args.token_only else fetch_secret(admin.api, path, issued, _NOT_FETCHED))
     return 0
 
 
@@ -138,17 +138,18 @@ def _check_response(response: dict[str, Any], name: str, api: ControlApiClient) 
     return response
 
 
-def _fetch_secret(api: ControlApiClient, path: str, issued: dict[str, Any]) -> dict[str, Any]:
+def fetch_secret(api: ControlApiClient, path: str, issued: ApiRecord, not_fetched: str) -> ApiRecord:
+    """The secret for a retrieval token, which is good once. `not_fetched` says {why} not, and what to do then."""
     headers = {RETRIEVAL_TOKEN_HEADER: issued[_RETRIEVAL_TOKEN_FIELD]}
     for attempts_left in reversed(range(MAX_FETCHES)):
         try:
             return _check_response(api.request("GET", f"{path}/secret", headers=headers), _CLIENT_SECRET_FIELD, api)
         except ApiRefusal as failure:
             if failure.status != 503 or not attempts_left:
-                raise PriceKeeperError(_NOT_FETCHED.format(why=failure)) from None
+                raise PriceKeeperError(not_fetched.format(why=failure)) from None
             time.sleep(min(failure.retry_after or 1, MAX_WAIT_SECONDS))
         except PriceKeeperError as failure:
-            raise PriceKeeperError(_NOT_FETCHED.format(why=failure)) from None
+            raise PriceKeeperError(not_fetched.format(why=failure)) from None
     raise AssertionError("the last one answers or raises")
 
 

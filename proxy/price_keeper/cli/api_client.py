@@ -109,6 +109,7 @@ class ControlApiClient:
     def __init__(self, url: str | None) -> None:
         source = "--api" if url is not None else API_URL_VARIABLE
         self.bytes_read = 0
+        self.etag: str | None = None  # of the last response
         self.url = (url if url is not None else os.environ.get(API_URL_VARIABLE) or DEFAULT_API_URL).rstrip("/")
         complaint = url_complaint(self.url)
         if complaint:
@@ -154,6 +155,7 @@ class ControlApiClient:
                 response = connection.getresponse()
                 content = response.read(MAX_RESPONSE_BYTES)
             self.bytes_read += len(content)
+            self.etag = response.headers.get("ETag")
             return response.status, _parse_retry_after(response.headers.get("Retry-After", "")), content
         except ssl.SSLError as failure:
             reason = getattr(failure, "verify_message", None) or failure.reason or "no TLS"
@@ -258,11 +260,16 @@ class AdminClient:
         return self.request_with_status(method, path, body, hints)[1]
 
     def request_with_status(
-        self, method: str, path: str, body: Any = None, hints: StatusHints | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        hints: StatusHints | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> tuple[int, ApiRecord]:
         """As `request`, with the status."""
         try:
-            return self.api.request_with_status(method, path, body, self._auth_headers)
+            return self.api.request_with_status(method, path, body, {**self._auth_headers, **(headers or {})})
         except ApiRefusal as refused:
             hint = {**_STATUS_HINTS, **(hints or {})}.get(refused.status)
             if hint is None or refused.retry_after is not None:

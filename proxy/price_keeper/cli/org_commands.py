@@ -6,10 +6,14 @@ The first put also prints how the new client secret is fetched, once.
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from argparse import Namespace
+from pathlib import Path
 from uuid import uuid4
 
+from price_keeper.cli.access_commands import fetch_secret
 from price_keeper.cli.api_client import (
     ORG_MISSING_HINT,
     AdminClient,
@@ -22,10 +26,12 @@ from price_keeper.cli.api_client import (
     read_visible_text,
     resolve_org_id,
 )
+from price_keeper.cli.atomic_file import open_atomically
 from price_keeper.cli.output import CommandError, format_columns, print_json, print_lines
 from price_keeper.cli.settings_file import SettingsFile
 from price_keeper.cli.settings_view import SettingsView, format_warning
 from price_keeper.control.api_constants import RETRIEVAL_TOKEN_HEADER
+from price_keeper.errors import PriceKeeperError
 
 
 def run_org_put(args: Namespace) -> int:
@@ -126,11 +132,40 @@ def run_org_key(args: Namespace) -> int:
 
 def run_app_put(args: Namespace) -> int:
     admin, file = AdminClient(args), SettingsFile(args.file)
+    secret_file: Path | None = args.secret_file
+    if secret_file is not None:
+        _check_secret_file(secret_file)
     org_record = fetch_org(admin, args.org)
     path = build_scope_path(org_record["org"], args.app)
     is_new, record = put_settings(admin, path, file)
+    if secret_file is not None:
+        record = _save_secret(admin, path, record, secret_file)
     print_put_result(admin, path, record, org_record, is_new=is_new, as_json=args.json)
     return 0
+
+
+def _check_secret_file(file: Path) -> None:
+    """Before anything is changed: the secret can be fetched only once."""
+    if file.exists():
+        raise PriceKeeperError(f"{file} is there already; name another file with --secret-file")
+    if not os.access(file.absolute().parent, os.W_OK):
+        raise PriceKeeperError(f"cannot write {file}: there is no such folder, or it cannot be written to")
+
+
+def _save_secret(admin: AdminClient, path: str, record: ApiRecord, file: Path) -> ApiRecord:
+    """Fetch the secret of a new app into the file, readable by its owner alone, as `token --secret-file` reads it."""
+    if "secret_retrieval_token" not in record:
+        note = f"{file} is not written: the app has a secret already, and price-keeper rotate makes another"
+        print(note, file=sys.stderr)
+        return record
+    client = fetch_secret(admin.api, f"{path}/credentials", record, _NOT_SAVED)
+    try:
+        with open_atomically(file, 0o600) as opened:
+            opened.write(f"{client['client_secret']}\n")
+    except OSError as failure:
+        raise PriceKeeperError(_NOT_SAVED.format(why=f"cannot write {file}: {failure.strerror}")) from None
+    kept = {name: value for name, value in record.items() if not name.startswith("secret_retrieval_")}
+    return {**kept, "secret_file": str(file)}
 
 
 def run_app_show(args: Namespace) -> int:
@@ -172,6 +207,7 @@ def _build_app_row(view: SettingsView) -> tuple[str, ...]:
     )
 
 
+_NOT_SAVED = "the app is made, but its secret is not saved: {why}. price-keeper rotate makes another"
 _LOST_ANSWER = (
     "{why}. Put it again; if that prints no way to fetch a secret, it was in the lost response, and "
     "price-keeper rotate creates another secret"
@@ -206,11 +242,13 @@ def print_put_result(
             lines = [f"{view.title}: {'made' if is_new else 'changed'}", *view.format_lines()[1:]]
         print_lines(lines)
     finally:  # the retrieval token is returned only once, so print it even if the rest of the response is malformed
+        if "secret_file" in record:
+            print_lines(["", f"The secret of {record.get('client_id')} is in {record['secret_file']}"])
         if "secret_retrieval_token" in record:
-            print_lines(_format_fetch_command(f"{admin.api.url}{path}/credentials/secret", record))
+            print_lines(format_fetch_command(f"{admin.api.url}{path}/credentials/secret", record))
 
 
-def _format_fetch_command(url: str, record: ApiRecord) -> list[str]:
+def format_fetch_command(url: str, record: ApiRecord) -> list[str]:
     """The retrieval token goes to curl on standard input, since other users can see the arguments of a process."""
     header = shlex.quote(f"{RETRIEVAL_TOKEN_HEADER}: {record['secret_retrieval_token']}")
     until = record.get("secret_retrieval_expires_at")

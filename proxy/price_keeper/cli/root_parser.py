@@ -44,7 +44,7 @@ def build_root_parser() -> CommandParser:
     for heading, declarations in (
         ("Run", (_add_demo, _add_dev, _add_serve)),
         ("Configure", (_add_check_config, _add_doctor, _add_tables, _add_keys)),
-        ("Spend and budgets", (_add_org, _add_app, _add_override, _add_spend, _add_export)),
+        ("Spend and budgets", (_add_apply, _add_org, _add_app, _add_override, _add_spend, _add_export)),
         ("Access", (_add_token, _add_rotate, _add_session)),
         ("Operate", (_add_audit, _add_replay, _add_completion, _add_version, _add_help)),
     ):
@@ -118,9 +118,14 @@ def _add_check_config(root: CommandParser) -> None:
         "The file and the variables PRICE_KEEPER__... are read as by price-keeper serve. Nothing is started.",
         ("The config.yaml that is here", "price-keeper check-config"),
         ("Another one, for a program", "price-keeper check-config --config sidecar.yaml --json"),
+        ("With the quotas of an org, in dollars", "price-keeper check-config --settings acme.yaml"),
         target="setup_commands.run_check_config",
     )
     add_config_option(check)
+    text = (
+        "the files of price-keeper apply, org put or app put, too: their amounts, and what a bare number is in dollars"
+    )
+    check.add_argument("--settings", type=Path, metavar="FILE", help=text)
     add_json_option(check)
 
 
@@ -206,6 +211,22 @@ def _add_keys(root: CommandParser) -> None:
     add_json_option(new)
 
 
+def _add_apply(root: CommandParser) -> None:
+    apply = root.add_command(
+        "apply",
+        "bring orgs and apps to the state that YAML files describe",
+        f"It prints what differs, changes that, and is safe to run again. Settings that an entry omits stay as they "
+        f"are. An entry without an id is found by its name. docs/orgs.md has an example. {_CONTROL_API_NOTE}",
+        ("See what a file would change", "price-keeper apply -f orgs.yaml --dry-run"),
+        ("Change it", "price-keeper apply -f orgs.yaml"),
+        target="apply_command.run_apply",
+    )
+    text = "a file of orgs in YAML or JSON, or a folder of such files; - reads standard input"
+    apply.add_argument("-f", "--file", type=Path, required=True, metavar="FILE", help=text)
+    apply.add_argument("--dry-run", action="store_true", help="print what would be changed, and change nothing")
+    _add_control_api_options(apply)
+
+
 def _add_org(root: CommandParser) -> None:
     org = root.add_command("org", "set and show what orgs may spend", _CONTROL_API_NOTE)
     put = org.add_command(
@@ -277,6 +298,8 @@ def _add_app(root: CommandParser) -> None:
         ("All of Acme's", "price-keeper app list Acme"),
         target="org_commands.run_app_list",
     )
+    text = "write the secret of a new app to this file, which must not be there yet; price-keeper token reads it"
+    put.add_argument("--secret-file", type=Path, metavar="FILE", help=text)
     for parser in (put, show, listing):
         add_org_argument(parser)
     for parser in (put, show):

@@ -1,6 +1,7 @@
 """The settings of an org or app in a YAML or JSON file or on standard input, for `org put` and `app put`.
 
-`locate_mistakes` adds line numbers to the mistakes that the control API reports.
+`locate_mistakes` adds line numbers to the mistakes that the control API reports. `LocatedSettings` is a part of a
+file, such as one org of several.
 """
 
 from __future__ import annotations
@@ -20,20 +21,29 @@ from price_keeper.control.api_constants import MAX_ECHOED_NAME_LENGTH
 from price_keeper.errors import ConfigError
 
 
-class SettingsFile:
-    """The parsed file. Raises ConfigError if it cannot be read or parsed."""
+class LocatedSettings:
+    """Settings at a place of a file."""
 
-    def __init__(self, name: str) -> None:
-        self._source = "standard input" if name == "-" else name
-        self._root = self._compose(_read_text(name, self._source))
-        ignored = list(_iterate_ignored(self._root))
-        if ignored:
-            raise ConfigError([escape_line(f"{origin}: {key}: {reason}") for origin, key, reason in ignored])
+    def __init__(self, root: Node) -> None:
+        self._root = root
 
     @property
     def body(self) -> Any:
         value = _to_value(self._root)
         return {} if value is None else value
+
+    def list_children(self, name: str) -> list[LocatedSettings] | None:
+        """The entries of the list with this name; none if it is missing, None if it is something else."""
+        node = self._root.children.get(name) if isinstance(self._root, Branch) else None
+        if node is None or (isinstance(node, Leaf) and node.is_null):
+            return []
+        if isinstance(node, Leaf) or not node.is_list:
+            return None
+        return [LocatedSettings(child) for child in node.children.values()]
+
+    def format_mistake(self, path: tuple[str, ...], text: str) -> str:
+        """A line for the mistake at this path below these settings."""
+        return f"{find_origin(self._root, path)}: {format_mistake(path, text)}"
 
     @contextmanager
     def locate_mistakes(self) -> Iterator[None]:
@@ -49,13 +59,25 @@ class SettingsFile:
         mistakes = [(_resolve_path(self._root, dotted), text) for dotted, text in details]
         # In the order of the lines; messages about the whole file, such as how many more mistakes there are, come last.
         mistakes.sort(key=lambda mistake: (not mistake[0], find_origin(self._root, mistake[0]).rank))
-        return [f"{find_origin(self._root, path)}: {format_mistake(path, text)}" for path, text in mistakes]
+        return [self.format_mistake(path, text) for path, text in mistakes]
 
-    def _compose(self, text: str) -> Node:
-        try:
-            return compose_tree(text, lambda line: Origin(self._source, line))
-        except InvalidYaml as failure:
-            raise ConfigError([escape_line(f"{failure.origin}: {failure}")]) from None
+
+class SettingsFile(LocatedSettings):
+    """The parsed file. Raises ConfigError if it cannot be read or parsed."""
+
+    def __init__(self, name: str) -> None:
+        source = "standard input" if name == "-" else name
+        super().__init__(_compose(_read_text(name, source), source))
+        ignored = list(_iterate_ignored(self._root))
+        if ignored:
+            raise ConfigError([escape_line(f"{origin}: {key}: {reason}") for origin, key, reason in ignored])
+
+
+def _compose(text: str, source: str) -> Node:
+    try:
+        return compose_tree(text, lambda line: Origin(source, line))
+    except InvalidYaml as failure:
+        raise ConfigError([escape_line(f"{failure.origin}: {failure}")]) from None
 
 
 def _resolve_path(node: Node, dotted: str) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from price_keeper.cli.store_selection import describe_labels, load_config_at
 from price_keeper.cli.terminal import GREEN, RED, paint
 from price_keeper.clock import SystemClock
 from price_keeper.config import Config, StoreConfig
+from price_keeper.domain import PICO_PER_MICRO, format_dollars
 from price_keeper.stores import cloudformation, sqlite_file
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE
 from price_keeper.stores.schema import TABLES
@@ -30,15 +31,32 @@ def run_check_config(args: Namespace) -> int:
 
         load_checked_secret(config.alerts.webhook, os.environ)
     derived = _find_derived_prices(config)
+    amounts = [] if args.settings is None else _describe_amounts_without_unit(args.settings)
     if args.json:
-        document = {"config": str(args.config), "is_good": True, "labels": list(config.labels)}
-        print_json(document | {"derived_prices_usd_per_1m": derived})
+        document: dict[str, Any] = {"config": str(args.config), "is_good": True, "labels": list(config.labels)}
+        document |= {"derived_prices_usd_per_1m": derived}
+        print_json(document if args.settings is None else document | {"amounts_without_unit": amounts})
     else:
         print_lines([f"{args.config}: " + paint("good", GREEN) + f", with {describe_labels(config)}"])
         for label, prices in derived.items():
             listed = ", ".join(f"{name} {usd}" for name, usd in prices.items())
             print_lines([f"{label}: derived from the price of input, in USD per million tokens: {listed}"])
+        if args.settings is not None:
+            print_lines([*amounts, f"{args.settings}: " + paint("good", GREEN)])
     return 0
+
+
+def _describe_amounts_without_unit(settings: Path) -> list[str]:
+    """A line for each quota that is a bare number, with what it is in dollars."""
+    from price_keeper.cli.apply_command import find_amounts_without_unit
+
+    return [
+        entry.format_mistake(
+            ("quotas", label),
+            f"{micros} has no unit, so it is in micro-USD: {format_dollars(micros * PICO_PER_MICRO)}",
+        )
+        for entry, label, micros in find_amounts_without_unit(settings)
+    ]
 
 
 def _find_derived_prices(config: Config) -> dict[str, dict[str, str]]:
