@@ -51,6 +51,8 @@ class PriceKeeperError(Exception):
 class ConfigError(PriceKeeperError):
     """All mistakes of a configuration at once; each problem is one line for the operator."""
 
+    is_located = True  # each line begins with a place: a file, a line of it, or a key
+
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(self.problems))

@@ -98,7 +98,7 @@ def test_api_refusal_is_one_line_with_what_to_do(
 ) -> None:
     script.answers.append((status, body, headers))
     done = asked(tmp_path, script.url, *command)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2 if status == 404 else 1, "")
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert len(done.stderr) < 2500
@@ -114,7 +114,7 @@ def test_unreachable_server_is_reported(tmp_path: Path, script: ScriptedServer, 
     )
     keyless = asked(tmp_path, url, *command, PRICE_KEEPER_API_KEY="")
     assert (keyless.returncode, keyless.stdout) == (2, "")
-    assert keyless.stderr.startswith("the admin key comes from the variable PRICE_KEEPER_API_KEY, or from --key-file")
+    assert keyless.stderr.startswith("price-keeper: the admin key comes from the variable PRICE_KEEPER_API_KEY, or")
 
 
 def test_put_with_lost_answer_explains_how_to_get_secret(tmp_path: Path, script: ScriptedServer) -> None:

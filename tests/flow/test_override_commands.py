@@ -45,7 +45,10 @@ def as_json(api: ControlThread, *arguments: str) -> Any:
 
 def test_override_is_set_shown_and_cleared(api: ControlThread, org: str) -> None:
     without = api.run_command("override", "set", org, "economy", "--reason", "x", code=2).stderr
-    assert without == f"quotas apply to each app of Org {org} ({org}): name one with --app; there are: none yet\n"
+    assert (
+        without
+        == f"price-keeper: quotas apply to each app of Org {org} ({org}): name one with --app; there are: none yet\n"
+    )
     api.run_command("app", "put", org, "shop", "-", stdin="{app_name: Shop}")
     where = (f"org {org}", "--app", "shop")
     assert "no override" in api.run_command("override", "show", *where).stdout
@@ -84,7 +87,7 @@ def test_invalid_override_changes_nothing(
 ) -> None:
     result = api.run_command("override", "set", *shop, *arguments, code=2)
     assert result.stdout == ""
-    assert result.stderr.startswith(complaint)
+    assert result.stderr.startswith(f"price-keeper: {complaint}")
     assert len(result.stderr.splitlines()) == 1
     assert as_json(api, "override", "show", *shop)["override"] is None
 
@@ -100,7 +103,7 @@ def test_override_time_is_in_zone_of_org_and_limited_to_period(api: ControlThrea
     assert "cut to its end" not in whole
     assert "and was cut to its end" in api.run_command("override", "set", org, "economy", *because, "+9d").stdout
     document = api.run_command("override", "set", org, "economy", "--app", "shop", *because, "+1h", code=2).stderr
-    assert document == f"quotas apply to the org Whole ({org}) as a whole: leave out --app\n"
+    assert document == f"price-keeper: quotas apply to the org Whole ({org}) as a whole: leave out --app\n"
 
 
 def test_override_records_current_user_by_default(api: ControlThread, shop: tuple[str, ...]) -> None:
@@ -129,7 +132,7 @@ def test_sessions_are_listed_and_ended(api: ControlThread, shop: tuple[str, ...]
     lines = api.run_command("session", "show", *shop, second.upper()).stdout.splitlines()
     assert lines[0] == f"Shop ({org} / shop): {second} is revoked"
     assert [line.split()[0] for line in lines[1:]] == ["token", "client", "revoked", "would", "row"]
-    assert "is revoked" in api.run_command("session", "show", *shop, str(uuid4()), code=1).stderr
+    assert "is revoked" in api.run_command("session", "show", *shop, str(uuid4()), code=2).stderr
     assert as_json(api, "session", "revoke", *shop, "all") == {"ended": 2}
     assert as_json(api, "session", "list", *shop) == []
     assert [each["session_id"] for each in as_json(api, "session", "list", org)] == [others]

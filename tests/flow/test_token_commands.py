@@ -139,14 +139,14 @@ def test_unauthorised_or_unknown_rotation_is_reported(running: Running) -> None:
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "answered 401: the admin key is wrong" in refused.stderr
     missing = running.asked("rotate", DEMO_ORG, "--app", "none", PRICE_KEEPER_API_KEY=running.key)
-    assert missing.returncode == 1
+    assert missing.returncode == 2
     assert "answered 404: there is no app none" in missing.stderr
 
 
 MISTAKES = [
     (("token", "somebody"), "a client id is org-ORG"),
     (("token", CLIENT), "the client's secret comes from"),
-    (("token", CLIENT, "--secret-file", "none"), "cannot read none"),
+    (("token", CLIENT, "--secret-file", "none"), "none: cannot be read: No such file or directory"),
     (("token", CLIENT, "--secret-file", "empty"), "empty: a client secret is printable ASCII"),
     (("token", CLIENT, "--api", "ftp://x"), "--api: expected http(s)://host"),
     (("token", CLIENT, "--api", "http://keeper.example:8081"), "--api: expected https: secrets travel there; http is"),

@@ -98,9 +98,9 @@ def _read_secret_file(file: Path) -> str:
     try:
         return file.read_text()
     except OSError as failure:
-        raise CommandError(f"cannot read {file}: {failure.strerror}") from None
+        raise ConfigError([escape_line(f"{file}: cannot be read: {failure.strerror}")]) from None
     except UnicodeDecodeError:
-        raise CommandError(f"{file} holds no text") from None
+        raise ConfigError([escape_line(f"{file}: not UTF-8 text")]) from None
 
 
 class ControlApiClient:
@@ -307,7 +307,7 @@ class AdminClient:
             if refused.status != 400:
                 raise
             lines = [f"{path}: {text}" if path else text for path, text in refused.details]
-            raise ConfigError([escape_line(line) for line in lines]) from None
+            raise CommandError(*map(escape_line, lines)) from None
 
 
 def resolve_org_id(admin: AdminClient, text: str) -> str:

@@ -36,7 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as failure:
         return print_failure("mistake", 2, failure.problems, failure)
     except PriceKeeperError as failure:
-        return print_failure("not_done", 1, [add_hint(failure, words)], failure)
+        is_mistake = getattr(failure, "status", None) == 404  # the command names what the control API does not have
+        kind, code = ("mistake", 2) if is_mistake else ("not_done", 1)
+        return print_failure(kind, code, [add_hint(failure, words)], failure)
     except BrokenPipeError:
         return _handle_broken_pipe()
     except OSError as failure:
@@ -98,15 +100,16 @@ def _prepare_process() -> None:
     logging.getLogger("botocore").setLevel(logging.CRITICAL)  # failures are reported without a traceback
 
 
-def _print_failure(kind: str, code: int, problems: Sequence[str], failure: Exception | None) -> int:
-    """Print one line for each problem: its place, or the program's name, and what is wrong."""
+def _print_failure(_: str, code: int, problems: Sequence[str], failure: Exception | None) -> int:
+    """Print one line for each problem: its place in a file, or the program's name, and what is wrong."""
     from price_keeper.config.config_problems import escape_line
 
     if isinstance(failure, UsageError):
-        print(failure.parser.format_usage(), end="", file=sys.stderr)
+        print(" ".join(failure.parser.format_usage().split()), file=sys.stderr)
+    is_located = isinstance(failure, ConfigError) and failure.is_located
     for problem in problems:
         line = escape_line(problem)
-        location, colon, explanation = (line if kind == "mistake" else f"{PROGRAM}: {line}").partition(": ")
+        location, colon, explanation = (line if is_located else f"{PROGRAM}: {line}").partition(": ")
         print(paint(location + colon, "" if " " in location else RED, sys.stderr) + explanation, file=sys.stderr)
     if isinstance(failure, UsageError):
         print(f"For more, run: {failure.parser.prog} --help", file=sys.stderr)

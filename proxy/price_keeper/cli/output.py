@@ -26,8 +26,10 @@ _UNCUT_COLUMNS = ("Id", "Session")  # a truncated id is useless
 class CommandError(ConfigError):
     """The command cannot do what was requested; the message says what to do instead."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__([message])
+    is_located = False
+
+    def __init__(self, *messages: str) -> None:
+        super().__init__(messages)
 
 
 def print_json(value: Any) -> None:

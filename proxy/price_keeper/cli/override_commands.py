@@ -21,9 +21,11 @@ from price_keeper.cli.api_client import (
     fetch_org,
     list_app_ids,
 )
+from price_keeper.cli.command_parser import UsageError
 from price_keeper.cli.output import CommandError, print_json, print_lines
 from price_keeper.cli.settings_view import SettingsView, format_local_time, parse_time
-from price_keeper.errors import ConfigError, PriceKeeperError
+from price_keeper.config.config_problems import did_you_mean
+from price_keeper.errors import PriceKeeperError
 
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"\+([0-9]{1,6})([smhd])")
@@ -35,6 +37,13 @@ class _OverrideTarget:
     path: str
     title: str
     zone: ZoneInfo
+    ordering: tuple[str, ...]
+
+    def check_label(self, label: str) -> None:
+        """Called before a missing option is reported: a mistyped label is what the user has to correct first."""
+        if label not in self.ordering:
+            known = did_you_mean(label, self.ordering) or f"there are {', '.join(self.ordering) or 'none'}"
+            raise CommandError(f'label: "{label}" is not in the ordering; {known}')
 
     def request(self, method: str, subpath: str, body: Any = None) -> ApiRecord:
         with self.admin.convert_mistakes():
@@ -46,7 +55,8 @@ def _resolve_target(args: Namespace) -> _OverrideTarget:
     org_record = fetch_org(admin, args.org)
     with check_response_shape(admin.api.url):
         view = _resolve_quota_scope(admin, SettingsView(org_record), args.app)
-        return _OverrideTarget(admin, build_scope_path(org_record["org"], args.app), view.title, view.zone)
+        path, ordering = build_scope_path(org_record["org"], args.app), tuple(view.record["in_force"]["model_ordering"])
+        return _OverrideTarget(admin, path, view.title, view.zone, ordering)
 
 
 def _resolve_quota_scope(admin: AdminClient, org_view: SettingsView, app: str | None) -> SettingsView:
@@ -64,6 +74,9 @@ def _resolve_quota_scope(admin: AdminClient, org_view: SettingsView, app: str | 
 
 def run_override_set(args: Namespace) -> int:
     target = _resolve_target(args)
+    if args.reason is None:
+        target.check_label(args.label)
+        raise UsageError(args.parser, "the following arguments are required: --reason")
     until = None if args.until is None else _parse_until(args.until, target.zone)
     who = _find_user_name() if args.who is None else args.who
     _check_length("--reason", args.reason, MAX_REASON_LENGTH)
@@ -129,18 +142,18 @@ def _parse_until(text: str, zone: ZoneInfo) -> float:
         at = datetime.fromisoformat(text)
         return (at.replace(tzinfo=zone) if at.tzinfo is None else at).timestamp()
     except (ValueError, OverflowError):
-        raise ConfigError(["--until: expected a time as 2026-11-18T15:00, or a wait as +90m, +2h"]) from None
+        raise CommandError("--until: expected a time as 2026-11-18T15:00, or a wait as +90m, +2h") from None
 
 
 def _format_utc_time(at_epoch: float) -> str:
     try:
         return datetime.fromtimestamp(at_epoch, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     except (ValueError, OverflowError):
-        raise ConfigError(["--until: expected a time of this age"]) from None
+        raise CommandError("--until: expected a time of this age") from None
 
 
 def _find_user_name() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):
-        raise ConfigError(["--who: this system has no name for its user; say who you are"]) from None
+        raise CommandError("--who: this system has no name for its user; say who you are") from None

@@ -339,7 +339,8 @@ def _add_override(root: CommandParser) -> None:
         add_org_argument(parser)
         add_app_option(parser, "where quotas apply to each app")
     put.add_argument("label", metavar="LABEL", help="one of the ordering")
-    put.add_argument("--reason", required=True, metavar="TEXT", help="recorded in the audit log")
+    # Required, but by the command: a mistyped label is reported first.
+    put.add_argument("--reason", metavar="TEXT", help="required; recorded in the audit log")
     text = "2026-11-18T15:00 in the org's time zone, or +2h; default: the end of the period"
     put.add_argument("--until", metavar="TIME", help=text)
     put.add_argument("--who", metavar="NAME", help="default: the user of this system")

@@ -10,13 +10,14 @@ import os
 from argparse import Namespace
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from errno import ENOENT
 from pathlib import Path
 
 from price_keeper.cli.output import CommandError
 from price_keeper.clock import Clock
 from price_keeper.config import Config, load_config
 from price_keeper.config.config_sections import StoreConfig as StoreConfig
-from price_keeper.errors import StoreMisconfigured
+from price_keeper.errors import ConfigError, StoreMisconfigured
 from price_keeper.stores.contract import Store
 from price_keeper.stores.schema import TABLES
 from price_keeper.stores.sqlite import SqliteStore
@@ -25,7 +26,7 @@ from price_keeper.stores.sqlite_file import find_missing_tables
 
 def load_config_at(path: Path) -> Config:
     if not path.exists():
-        raise CommandError(f"{path}: cannot be read: there is no such file; name one with --config FILE")
+        raise ConfigError([f"{path}: cannot be read: {os.strerror(ENOENT)}; name one with --config FILE"])
     return load_config(path, os.environ)
 
 
