@@ -189,7 +189,7 @@ async def run(
     token_service = data_port_wiring.build_token_service(config, environ, clock, can_mint=role != "sidecar")
     if role == "control" and not token_service.can_mint:
         raise ConfigError(
-            ["auth.keys.0: a control service signs tokens with this key, and only its public half is configured"]
+            ["auth.keys.0: a control service signs tokens with this key, and its private half is not configured"]
         )
     async with AsyncExitStack() as exit_stack, stop_signal.interrupt_startup():
         worker_group = await exit_stack.enter_async_context(open_worker_group(slot))

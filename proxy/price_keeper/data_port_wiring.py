@@ -20,7 +20,7 @@ from price_keeper.auth.authenticate import Authenticator, FixedIdentityAuthentic
 from price_keeper.auth.client_secrets import ClientVerifier
 from price_keeper.auth.container_credentials import CredentialIssuer, LocalCredentialIssuer
 from price_keeper.auth.revocation import RevocationList
-from price_keeper.auth.signing_keys import load_keys
+from price_keeper.auth.signing_keys import load_needed_keys
 from price_keeper.auth.tokens import TokenService
 from price_keeper.budgets.budget_registry import BudgetRegistry
 from price_keeper.budgets.budget_snapshot import BudgetSnapshot
@@ -136,7 +136,7 @@ def build_token_service(
 ) -> TokenService:
     """Without `can_mint` the service only verifies tokens, even if the configuration has private keys."""
     auth = config.auth
-    keys = load_keys(auth.keys, environ)
+    keys = load_needed_keys(auth, environ)
     if not can_mint:
         keys = tuple(replace(key, signs_with=None) for key in keys)
     return TokenService(keys, auth.issuer, clock.now, auth.access_seconds, auth.refresh_seconds)

@@ -213,5 +213,48 @@ def test_control_service_needs_signing_key(tmp_path: Path) -> None:
     assert refused.returncode == 2
     assert (
         refused.stderr
-        == "auth.keys.0: a control service signs tokens with this key, and only its public half is configured\n"
+        == "auth.keys.0: a control service signs tokens with this key, and its private half is not configured\n"
     )
+
+
+BOUND = f"mode: identity, identity: {{org: {ORG}, app: shop}}"
+IDENTITY = f"""
+store: {{path: store.db}}
+listen: {{data: 127.0.0.1:0, control: 127.0.0.1:0}}
+upstream: {{endpoint: simulated}}
+unknown_org: meter
+auth: {{{BOUND}}}
+labels:
+"""
+
+
+@pytest.mark.parametrize("role", ["sidecar", "both"])
+def test_identity_without_signing_key_serves_calls(tmp_path: Path, role: str) -> None:
+    (tmp_path / "config.yaml").write_text(IDENTITY + _LABELS)
+    body = {"messages": [{"role": "user", "content": [{"text": "Hello"}]}]}
+    without = {"PRICE_KEEPER_JWT_SECRET": "", "PRICE_KEEPER_API_KEY": ADMIN_KEY}
+    with sidecar("serve", "--role", role, folder=tmp_path, **without) as running:
+        assert ask("POST", f"{running.data}/model/premium/converse", body)[0] == 200
+        if role == "both":
+            assert get(f"{running.control}/.well-known/jwks.json")[2] == {"keys": []}
+            login = {"client_id": SHOP, "client_secret": make_secret()}
+            status, _, refused = ask("POST", f"{running.control}/auth/token", login)
+            assert (status, "auth.keys has no private key" in str(refused)) == (503, True), refused
+            unsigned = "eyJhbGciOiJub25lIiwia2lkIjoiazEifQ.e30."
+            assert get(f"{running.control}/api/v1/orgs/{ORG}", Authorization=f"Bearer {unsigned}")[0] == 401
+        assert running.stop() == 0
+        assert "Traceback" not in running.errors
+
+
+@pytest.mark.parametrize(
+    ("auth", "role"),
+    [
+        (f"{BOUND}, keys: [{{kid: a, alg: HS256, secret_env: GONE}}]", "both"),
+        (BOUND, "control"),
+        ("mode: required", "sidecar"),
+    ],
+)
+def test_missing_key_that_is_needed_or_configured_is_refused(tmp_path: Path, auth: str, role: str) -> None:
+    (tmp_path / "config.yaml").write_text(f"store: {{path: store.db}}\nauth: {{{auth}}}\nlabels:\n{_LABELS}")
+    refused = price_keeper("serve", "--role", role, folder=tmp_path, PRICE_KEEPER_JWT_SECRET="", **FREE)
+    assert (refused.returncode, refused.stderr.startswith("auth.keys.0")) == (2, True), refused.stderr

@@ -29,7 +29,7 @@ _ACCESS_KEY = "PRICEKEEPERCALLER"
 _SECRET_KEY = "the-signature-is-not-looked-at"
 NO_SIGNING_KEY_RETRY_SECONDS = 60  # long, because only another configuration helps
 _NO_SIGNING_KEY = (
-    "this process cannot issue tokens, because the first key of auth.keys is only a public key; ask the control service"
+    "this process cannot issue tokens, because auth.keys has no private key first; ask the control service"
 )
 _MALFORMED_PAIR = "the container authorization token is client_id:client_secret"
 _NO_STORE = (b"cache-control", b"no-store")

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
+from price_keeper.config.config_sections import DEFAULT_KEYS, AuthConfig
 from price_keeper.config.config_sections import KeyConfig as KeyConfig
 from price_keeper.errors import ConfigError
 
@@ -35,6 +36,15 @@ class SigningKey:
     alg: str
     verifies_with: Any = field(repr=False)
     signs_with: Any = field(repr=False)
+
+
+def load_needed_keys(auth: AuthConfig, environ: Mapping[str, str]) -> tuple[SigningKey, ...]:
+    """Load the configured keys, or none with `mode: identity` if none is configured: it verifies no tokens.
+
+    Raises ConfigError like `load_keys`.
+    """
+    is_configured = auth.keys != DEFAULT_KEYS or any(environ.get(str(key.secret_env)) for key in auth.keys)
+    return load_keys(auth.keys, environ) if is_configured or auth.mode != "identity" else ()
 
 
 def load_keys(configured: Sequence[KeyConfig], environ: Mapping[str, str]) -> tuple[SigningKey, ...]:

@@ -76,7 +76,7 @@ class MintedToken:
 
 
 class TokenService:
-    """Mints and verifies tokens. The first key signs, all of them verify."""
+    """Mints and verifies tokens. The first key signs, all of them verify; without keys, every token is rejected."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class TokenService:
     ) -> None:
         self._keys = {key.kid: key for key in keys}
         self.secret_tagger = SecretTagger(keys)
-        self._signing_key = keys[0]
+        self._signing_key = keys[0] if keys and keys[0].signs_with is not None else None
         self._issuer = issuer
         self._now = now
         self.access_seconds = access_seconds
@@ -97,7 +97,7 @@ class TokenService:
 
     @property
     def can_mint(self) -> bool:
-        return self._signing_key.signs_with is not None
+        return self._signing_key is not None
 
     def build_jwks(self) -> dict[str, list[dict[str, str]]]:
         return build_jwks(self._keys.values())
@@ -142,7 +142,7 @@ class TokenService:
 
     def sign(self, claims: dict[str, Any], audience: str) -> str:
         """Sign a token for this audience. Verification for any other audience rejects it."""
-        if self._signing_key.signs_with is None:
+        if self._signing_key is None:
             raise AccessDenied("this sidecar has no key to sign tokens with; ask the control service")
         payload = {"iss": self._issuer, "aud": audience, **claims}
         return jwt.encode(

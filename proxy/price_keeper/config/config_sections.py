@@ -390,6 +390,9 @@ class KeyConfig:
     public_key_file: str | None = field(default=None, metadata=constraints(must_be.path))
 
 
+DEFAULT_KEYS = (KeyConfig("k1", "HS256", "PRICE_KEEPER_JWT_SECRET"),)
+
+
 def identity_goes_with_its_mode(mode: str, identity: IdentityConfig | None) -> Iterator[RuleViolation]:
     if mode == "identity" and identity is None:
         yield ("identity",), "required with mode: identity"
@@ -417,7 +420,7 @@ class AuthConfig:
     identity: IdentityConfig | None = None
     issuer: str = field(default="price-keeper", metadata=constraints(must_be.name))
     keys: tuple[KeyConfig, ...] = field(
-        default=(KeyConfig("k1", "HS256", "PRICE_KEEPER_JWT_SECRET"),),
+        default=DEFAULT_KEYS,
         metadata=constraints(must_be.not_empty("at least one key is needed")),
     )
     admin_api_key_env: str = field(default="PRICE_KEEPER_API_KEY", metadata=constraints(must_be.variable))

@@ -209,7 +209,7 @@ def _require_signing_key(services: ControlServices) -> None:
     """Raise ApiError (503) if this process cannot sign tokens. Called first, because valid credentials would not
     help."""
     if not services.tokens.can_mint:
-        message = "this instance cannot sign tokens: the first key of auth.keys is a public key; use another instance"
+        message = "this instance cannot sign tokens: auth.keys has no private key first; use another instance"
         raise ApiError(503, ERROR_CODES[503], message, retry_after=NO_SIGNING_KEY_RETRY_SECONDS)
 
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from price_keeper.auth.signing_keys import SigningKey, load_keys
+from price_keeper.auth.signing_keys import SigningKey, load_needed_keys
 from price_keeper.auth.tokens import build_jwks
 from price_keeper.control.control_access import MIN_ADMIN_KEY_LENGTH, load_admin_key
 from price_keeper.data_port_wiring import BEARER_TOKEN_VARIABLE
@@ -39,12 +39,14 @@ CREDENTIALS_REMEDY = (
 
 def check_token_keys(context: DoctorContext) -> Finding:
     try:
-        keys = load_keys(context.config.auth.keys, context.environ)
+        keys = load_needed_keys(context.config.auth, context.environ)
     except ConfigError as failure:
         remedy = "make one: price-keeper keys new --kid ID --out DIR; it tells what to write under auth.keys"
         sources = [key.secret_env or key.private_key_env for key in context.config.auth.keys]
         variables = ", ".join(source for source in sources if source)
         return trouble("; ".join(failure.problems), f"set {variables}, or {remedy}" if variables else remedy)
+    if not keys and context.role != "control":
+        return ok("none; auth.mode is identity, which verifies no tokens")
     return _JUDGE_KEYS_BY_ROLE[context.role](keys)
 
 
@@ -63,10 +65,11 @@ def _judge_sidecar_keys(keys: Sequence[SigningKey]) -> Finding:
 
 
 def _judge_control_keys(keys: Sequence[SigningKey]) -> Finding:
-    if keys[0].signs_with is not None:
+    if keys and keys[0].signs_with is not None:
         return _judge_all_keys(keys)
     remedy = "name its private half in auth.keys.0, as private_key_file or private_key_env, or put another key first"
-    return trouble(f"{keys[0].kid} ({keys[0].alg}) is a public half alone, and a control service signs with it", remedy)
+    found = f"{keys[0].kid} ({keys[0].alg}) is a public half alone" if keys else "there is none"
+    return trouble(f"{found}, and a control service signs with it", remedy)
 
 
 def _judge_all_keys(keys: Sequence[SigningKey]) -> Finding:
@@ -186,9 +189,11 @@ def _judge_responses(
     if theirs is None:
         return trouble(f"{where} has no control API: {_JWKS} is answered with {keys.status}", _ADDRESS_REMEDY)
     try:
-        mine = load_keys(context.config.auth.keys, context.environ)
+        mine = load_needed_keys(context.config.auth, context.environ)
     except ConfigError:
         return skipped(f"{where} is a control service; its keys cannot be compared with those here, which are invalid")
+    if not mine:
+        return ok(f"{where} is a control service; auth.mode is identity here, which verifies no tokens")
     return _compare_keys(where, theirs, _read_public_keys(build_jwks(mine)) or {})
 
 
