@@ -220,6 +220,7 @@ async def dynamo(request: pytest.FixtureRequest, engines: Engines) -> AsyncItera
     await create_missing_tables(store.client, prefix, asyncio.sleep, lambda *_: None)
     yield store
     for table in schema.TABLES:
+        await store.client.update_table(TableName=prefix + table, DeletionProtectionEnabled=False)
         await store.client.delete_table(TableName=prefix + table)
     await store.close()
 

@@ -111,10 +111,18 @@ async def test_table_creator_has_needed_actions(engines: Engines) -> None:
     try:
         store.client.meta.events.register("before-call.dynamodb", lambda model, **_: asked.add(model.name))
         await dynamodb_tables.create_missing_tables(store.client, prefix, SystemClock().sleep, lambda *_: None)
+        await store.client.update_table(TableName=f"{prefix}audit", DeletionProtectionEnabled=False)
+        await store.client.delete_table(TableName=f"{prefix}audit")
+        await store.client.update_table(TableName=f"{prefix}config", DeletionProtectionEnabled=False)
+        asked.clear()  # from here on one table is missing, and one is unprotected, as older versions made them
+        await dynamodb_tables.create_missing_tables(
+            store.client, prefix, SystemClock().sleep, lambda *_: None, tags={"team": "payments"}
+        )
         await dynamodb_tables.read_table_states(store.client, prefix, SystemClock().sleep)
     finally:
         await store.close()
-    assert {action for _, action in allowed(policy("tables"), "dynamodb")} == asked
+    tagging = {"TagResource"}  # which AWS asks for in CreateTable with tags
+    assert {action for _, action in allowed(policy("tables"), "dynamodb")} == asked | tagging
 
 
 @pytest.mark.parametrize("name", [*ROLES, "tables"])
@@ -153,15 +161,18 @@ def test_template_statements_match_policies() -> None:
                     assert arn["Fn::Sub"].endswith(plain.replace("price-keeper-", "${TablePrefix}")[20:])
 
 
-@pytest.mark.parametrize("oidc", ["", "oidc.eks.us-east-1.amazonaws.com/id/EXAMPLE"])
-def test_template_deploys_and_admits_one_service_account(engines: Engines, oidc: str) -> None:
+OIDC = "oidc.eks.us-east-1.amazonaws.com/id/EXAMPLE"
+SUBJECT = "system:serviceaccount:"
+
+
+def deploy_roles(engines: Engines, role: str, **given: str) -> list[dict[str, Any]]:
+    """What the trust policy of a role says, once the stack is there."""
     import boto3
 
     def client(service: str) -> Any:
         return boto3.client(service, endpoint_url=engines.endpoints["moto"], region_name="us-east-1")
 
     name = f"roles-{uuid4().hex[:8]}"
-    given = {"OidcProvider": oidc, "Namespace": "shop", "SidecarServiceAccount": "till"}
     client("cloudformation").create_stack(
         StackName=name,
         TemplateBody=ROLES_TEMPLATE.read_text(),
@@ -171,24 +182,55 @@ def test_template_deploys_and_admits_one_service_account(engines: Engines, oidc:
     (stack,) = client("cloudformation").describe_stacks(StackName=name)["Stacks"]
     assert stack["StackStatus"] == "CREATE_COMPLETE"
     outputs = {each["OutputKey"]: each["OutputValue"] for each in stack["Outputs"]}
-    role = client("iam").get_role(RoleName=outputs["SidecarRoleArn"].rpartition("/")[2])["Role"]
-    trust = role["AssumeRolePolicyDocument"]
-    (statement,) = (json.loads(trust) if isinstance(trust, str) else trust)["Statement"]
+    assert ("KeyPolicyArn" in outputs) == ("KmsKeyArn" in given)
+    made = client("iam").get_role(RoleName=outputs[f"{role}RoleArn"].rpartition("/")[2])["Role"]
+    trust = made["AssumeRolePolicyDocument"]
+    statements: list[dict[str, Any]] = (json.loads(trust) if isinstance(trust, str) else trust)["Statement"]
+    return statements
+
+
+@pytest.mark.parametrize("more", ["", "ops:a,dev:b"])
+@pytest.mark.parametrize("role", ["Sidecar", "Control"])
+def test_irsa_role_admits_exactly_the_named_service_accounts(engines: Engines, role: str, more: str) -> None:
+    given = {f"{role}ServiceAccount": "till", f"More{role}ServiceAccounts": more, "OidcProvider": OIDC}
+    (statement,) = deploy_roles(engines, role, Namespace="shop", **given)
+    assert statement["Principal"]["Federated"].endswith(f":oidc-provider/{OIDC}")
     equals = statement["Condition"]["StringEquals"]
-    if oidc:
-        assert statement["Principal"]["Federated"].endswith(f":oidc-provider/{oidc}")
-        assert equals == {f"{oidc}:aud": "sts.amazonaws.com", f"{oidc}:sub": "system:serviceaccount:shop:till"}
-    else:
-        assert statement["Principal"] == {"Service": "pods.eks.amazonaws.com"}
-        assert set(equals.values()) == {"shop", "till"}
+    assert equals.pop(f"{OIDC}:aud") == "sts.amazonaws.com"
+    assert equals == {f"{OIDC}:sub": [f"{SUBJECT}{each}" for each in ("shop:till", *more.split(","))]}
+
+
+@pytest.mark.parametrize("role", ["Sidecar", "Control"])
+def test_pod_identity_role_admits_the_named_service_accounts(engines: Engines, role: str) -> None:
+    given = {f"{role}ServiceAccount": "till", f"More{role}ServiceAccounts": "ops:a,dev:b"}
+    statements = deploy_roles(engines, role, Namespace="shop", KmsKeyArn=KEY, **given)
+    assert {each["Principal"]["Service"] for each in statements} == {"pods.eks.amazonaws.com"}
+    tags = [each["Condition"]["StringEquals"] for each in statements]
+    words = ["ops", "a", "dev", "b"]
+    assert [list(each.values()) for each in tags] == [["shop", "till"], [words, words]]
+    assert {key for each in tags for key in each} == {
+        "aws:RequestTag/kubernetes-namespace",
+        "aws:RequestTag/kubernetes-service-account",
+    }
+
+
+KEY = "arn:aws:kms:us-east-1:111122223333:key/11111111-2222-4333-8444-555555555555"
 
 
 def test_role_has_only_its_policy() -> None:
     """Read, since the stand-in of AWS attaches none."""
     resources = yaml.safe_load(ROLES_TEMPLATE.read_text())["Resources"]
     roles = {name: each["Properties"] for name, each in resources.items() if each["Type"] == "AWS::IAM::Role"}
+    key = {"Fn::If": ["HasKey", {"Ref": "KeyPolicy"}, {"Ref": "AWS::NoValue"}]}
     assert {name: each["ManagedPolicyArns"] for name, each in roles.items()} == {
-        "SidecarRole": [{"Ref": "SidecarPolicy"}],
-        "ControlRole": [{"Ref": "ControlPolicy"}],
+        "SidecarRole": [{"Ref": "SidecarPolicy"}, key],
+        "ControlRole": [{"Ref": "ControlPolicy"}, key],
     }
     assert not any("Policies" in each for each in roles.values())
+
+
+def test_key_is_used_through_dynamodb_alone() -> None:
+    policy = yaml.safe_load(ROLES_TEMPLATE.read_text())["Resources"]["KeyPolicy"]
+    (statement,) = policy["Properties"]["PolicyDocument"]["Statement"]
+    assert statement["Resource"] == [{"Ref": "KmsKeyArn"}]
+    assert statement["Condition"]["StringLike"].keys() == {"kms:ViaService"}

@@ -70,11 +70,43 @@ def test_create_completes_half_created_tables(place: Place) -> None:
         AttributeDefinitions=[{"AttributeName": "PK", "AttributeType": "S"}],
         BillingMode="PAY_PER_REQUEST",
     )
-    assert "time to live is off" in place.tables("check").stdout
+    checked = place.tables("check").stdout
+    assert "time to live is off" in checked
+    assert "deletion protection is off" in checked
     assert place.tables("create").returncode == 0
     assert place.tables("check").returncode == 0
     expiry = client.describe_time_to_live(TableName=f"{place.prefix}revoked-tokens")["TimeToLiveDescription"]
     assert expiry["AttributeName"] == "expires_at_epoch"
+
+
+def test_created_table_cannot_be_deleted(place: Place) -> None:
+    assert place.tables("create").returncode == 0
+    client, name = place.client(), f"{place.prefix}config"
+    with pytest.raises(client.exceptions.ClientError, match=r"(?i)protection"):
+        client.delete_table(TableName=name)
+    client.update_table(TableName=name, DeletionProtectionEnabled=False)
+    assert f"{name}: deletion protection is off" in place.tables("check").stdout
+    assert place.tables("create").returncode == 0  # of tables that an older version made as well
+    assert place.tables("check").returncode == 0
+
+
+def test_key_and_tags_are_set_on_new_tables_alone(place: Place) -> None:
+    assert place.tables("create").returncode == 0
+    key, client = "arn:aws:kms:us-east-1:111122223333:key/11111111-2222-4333-8444-555555555555", place.client()
+    client.update_table(TableName=f"{place.prefix}audit", DeletionProtectionEnabled=False)
+    client.delete_table(TableName=f"{place.prefix}audit")
+    assert place.tables("create", "--kms-key", key, "--tag", "team=pay", "--tag", "stage=").returncode == 0
+    described = {name: client.describe_table(TableName=place.prefix + name)["Table"] for name in ("audit", "config")}
+    assert described["audit"]["SSEDescription"]["KMSMasterKeyArn"] == key
+    assert described["audit"]["SSEDescription"]["SSEType"] == "KMS"
+    assert described["config"].get("SSEDescription", {}).get("KMSMasterKeyArn") is None
+    tags = [client.list_tags_of_resource(ResourceArn=each["TableArn"])["Tags"] for each in described.values()]
+    assert tags == [[{"Key": "team", "Value": "pay"}, {"Key": "stage", "Value": ""}], []]
+
+
+def test_malformed_tag_is_refused(tmp_path: Path) -> None:
+    refused = Place(tmp_path, "http://127.0.0.1:9").tables("create", "--tag", "team")
+    assert (refused.returncode, "a tag is NAME=VALUE, not 'team'" in refused.stderr) == (2, True)
 
 
 def test_check_reports_what_create_cannot_change(place: Place) -> None:
@@ -166,3 +198,6 @@ def test_cloudformation_template_sets_expiry_recovery_and_retention() -> None:
             "Enabled": True,
         }
         assert resource["Properties"]["PointInTimeRecoverySpecification"] == {"PointInTimeRecoveryEnabled": True}
+        assert resource["Properties"]["DeletionProtectionEnabled"] is True
+        assert resource["Properties"]["SSESpecification"]["Fn::If"][1]["KMSMasterKeyId"] == {"Ref": "KmsKeyArn"}
+        assert resource["Properties"]["Tags"] == [{"Key": "Application", "Value": "price-keeper"}]

@@ -157,9 +157,17 @@ def _add_tables(root: CommandParser) -> None:
     create = tables.add_command(
         "create",
         "create the missing tables; safe to run again",
-        "In DynamoDB a new table takes about ten seconds.",
+        "In DynamoDB a new table takes about ten seconds. Every table gets deletion protection. A key and tags are for "
+        "new tables; those of a table that exists stay as they are.",
         ("Those of the config.yaml that is here", "price-keeper tables create"),
+        ("With a key and a tag of yours", "price-keeper tables create --kms-key alias/spend --tag team=payments"),
         target="setup_commands.run_tables_create",
+    )
+    text = "the KMS key that encrypts new tables, as ARN, id or alias; default: the key that DynamoDB owns"
+    create.add_argument("--kms-key", metavar="KEY", help=text)
+    text = "a tag of new tables; may be given several times"
+    create.add_argument(
+        "--tag", type=shared_arguments.parse_tag, action="append", default=[], metavar="NAME=VALUE", help=text
     )
     check = tables.add_command(
         "check",

@@ -92,7 +92,9 @@ def run_tables_create(args: Namespace) -> int:
             _create_in_sqlite(Path(config.path), on_table)
         else:
             asyncio.run(
-                _run_with_client(config, lambda tables, client: _create_in_dynamodb(tables, client, config, on_table))
+                _run_with_client(
+                    config, lambda tables, client: _create_in_dynamodb(tables, client, config, on_table, args)
+                )
             )
     if args.json:
         print_json(outcomes)
@@ -107,9 +109,11 @@ def _create_in_sqlite(path: Path, on_table: Callable[[str, str], None]) -> None:
 
 
 async def _create_in_dynamodb(
-    tables: Any, client: Any, config: StoreConfig, on_table: Callable[[str, str], None]
+    tables: Any, client: Any, config: StoreConfig, on_table: Callable[[str, str], None], args: Namespace
 ) -> None:
-    await tables.create_missing_tables(client, config.table_prefix, SystemClock().sleep, on_table)
+    await tables.create_missing_tables(
+        client, config.table_prefix, SystemClock().sleep, on_table, args.kms_key, dict(args.tag)
+    )
 
 
 def run_tables_check(args: Namespace) -> int:

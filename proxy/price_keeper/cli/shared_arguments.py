@@ -47,6 +47,13 @@ def parse_key_id(text: str) -> str:
     return text
 
 
+def parse_tag(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not (name and sign):
+        raise ArgumentTypeError(f"a tag is NAME=VALUE, not {text[:100]!r}")
+    return name, value
+
+
 def parse_app_id(text: str) -> str:
     from price_keeper.domain import is_app_id
 

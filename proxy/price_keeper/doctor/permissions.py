@@ -80,13 +80,15 @@ DEMO_MODEL_ARNS = (
     *(_build_any_account_arn("bedrock", f"inference-profile/{name}") for name in _DEMO_PROFILES),
 )
 
-# The actions of `price-keeper tables create` and `check`.
+# The actions of `price-keeper tables create` and `check`; creating a table with tags needs `TagResource`.
 _CREATION_ACTIONS = (
     "CreateTable",
     "DescribeContinuousBackups",
     "DescribeTable",
     "DescribeTimeToLive",
+    "TagResource",
     "UpdateContinuousBackups",
+    "UpdateTable",
     "UpdateTimeToLive",
 )
 
@@ -152,10 +154,14 @@ def build_roles_template() -> dict[str, Any]:
         "AWSTemplateFormatVersion": "2010-09-09",
         "Description": "What IAM has to allow Bedrock Price Keeper, by role, and roles for pods of EKS.",
         "Parameters": _PARAMETERS,
-        "Conditions": {"UsesOidc": {"Fn::Not": [{"Fn::Equals": [{"Ref": "OidcProvider"}, ""]}]}},
-        "Resources": policies | roles,
+        "Conditions": {
+            **cloudformation.build_tables_template()["Conditions"],
+            "UsesOidc": {"Fn::Not": [{"Fn::Equals": [{"Ref": "OidcProvider"}, ""]}]},
+        },
+        "Resources": policies | {"KeyPolicy": _KEY_POLICY} | roles,
         "Outputs": {
             **{f"{name}Arn": {"Value": {"Ref": name}} for name in policies},
+            "KeyPolicyArn": {"Condition": "HasKey", "Value": {"Ref": "KeyPolicy"}},
             **{f"{name}Arn": {"Value": {"Fn::GetAtt": [name, "Arn"]}} for name in roles},
         },
     }
@@ -184,6 +190,16 @@ _PARAMETERS: dict[str, dict[str, str]] = {
         "Default": "price-keeper-control",
         "Description": "Of the control service.",
     },
+    "MoreSidecarServiceAccounts": {
+        "Type": "CommaDelimitedList",
+        "Default": "",
+        "Description": "Others that use the role of sidecars: NAMESPACE:NAME,NAMESPACE:NAME",
+    },
+    "MoreControlServiceAccounts": {
+        "Type": "CommaDelimitedList",
+        "Default": "",
+        "Description": "Others that use the role of the control service: NAMESPACE:NAME,NAMESPACE:NAME",
+    },
 }
 _MODELS_PARAMETER = {"Ref": "Models"}
 
@@ -203,17 +219,45 @@ def _build_policy_resource(name: str, document: dict[str, Any]) -> dict[str, Any
     }
 
 
+# Who uses a table that is encrypted with a key of the account needs the key too, through DynamoDB alone.
+_KEY_POLICY: dict[str, Any] = {
+    "Type": "AWS::IAM::ManagedPolicy",
+    "Condition": "HasKey",
+    "Properties": {
+        "Description": "Bedrock Price Keeper: the key of the tables",
+        "PolicyDocument": _build_document(
+            [
+                {
+                    **_build_statement(
+                        "Key",
+                        "kms",
+                        ("CreateGrant", "Decrypt", "DescribeKey", "Encrypt", "GenerateDataKey*", "ReEncrypt*"),
+                        [{"Ref": "KmsKeyArn"}],
+                    ),
+                    "Condition": {
+                        "StringLike": {"kms:ViaService": {"Fn::Sub": "dynamodb.${AWS::Region}.${AWS::URLSuffix}"}}
+                    },
+                }
+            ]
+        ),
+    },
+}
+
+
 def _build_role_resource(role: str) -> dict[str, Any]:
     name = role.capitalize()
     return {
         "Type": "AWS::IAM::Role",
         "Properties": {
             "Description": f"Bedrock Price Keeper: pods with the {role} role",
-            "ManagedPolicyArns": [{"Ref": f"{name}Policy"}],
+            "ManagedPolicyArns": [
+                {"Ref": f"{name}Policy"},
+                {"Fn::If": ["HasKey", {"Ref": "KeyPolicy"}, {"Ref": "AWS::NoValue"}]},
+            ],
             "AssumeRolePolicyDocument": {
                 "Fn::If": [
                     "UsesOidc",
-                    {"Fn::Sub": json.dumps(_build_oidc_trust(name))},
+                    {"Fn::Sub": [json.dumps(_build_oidc_trust(name)), {"More": _join_more(name, _NEXT_SUBJECT)}]},
                     _build_pod_identity_trust(name),
                 ]
             },
@@ -221,33 +265,44 @@ def _build_role_resource(role: str) -> dict[str, Any]:
     }
 
 
+_SUBJECT = "system:serviceaccount:"
+_NEXT_SUBJECT = f'", "{_SUBJECT}'  # between two subjects in JSON text
+
+
+def _join_more(name: str, separator: str) -> dict[str, Any]:
+    return {"Fn::Join": [separator, {"Ref": f"More{name}ServiceAccounts"}]}
+
+
 def _build_oidc_trust(name: str) -> dict[str, Any]:
     """A trust policy as JSON text, since a template cannot use a parameter in a key."""
     provider = "arn:${AWS::Partition}:iam::${AWS::AccountId}:oidc-provider/${OidcProvider}"
-    who = f"system:serviceaccount:${{Namespace}}:${{{name}ServiceAccount}}"
+    who = [f"{_SUBJECT}${{Namespace}}:${{{name}ServiceAccount}}", f"{_SUBJECT}${{More}}"]
     return _build_trust_policy(
         {"Federated": provider},
         ["sts:AssumeRoleWithWebIdentity"],
-        {"${OidcProvider}:aud": "sts.amazonaws.com", "${OidcProvider}:sub": who},
+        [{"${OidcProvider}:aud": "sts.amazonaws.com", "${OidcProvider}:sub": who}],
     )
 
 
 def _build_pod_identity_trust(name: str) -> dict[str, Any]:
+    """Of the further accounts, the namespaces and names are two lists, as a template cannot pair them; an association
+    in the cluster is needed as well."""
+    more = {"Fn::Split": [":", _join_more(name, ":")]}
+    pairs: list[tuple[Any, Any]] = [({"Ref": "Namespace"}, {"Ref": f"{name}ServiceAccount"}), (more, more)]
+    tag = "aws:RequestTag/kubernetes-"
     return _build_trust_policy(
         {"Service": "pods.eks.amazonaws.com"},
         ["sts:AssumeRole", "sts:TagSession"],
-        {
-            "aws:RequestTag/kubernetes-namespace": {"Ref": "Namespace"},
-            "aws:RequestTag/kubernetes-service-account": {"Ref": f"{name}ServiceAccount"},
-        },
+        [{f"{tag}namespace": namespace, f"{tag}service-account": account} for namespace, account in pairs],
     )
 
 
-def _build_trust_policy(principal: dict[str, str], actions: list[str], equals: dict[str, Any]) -> dict[str, Any]:
-    statement = {
-        "Effect": "Allow",
-        "Principal": principal,
-        "Action": actions,
-        "Condition": {"StringEquals": equals},
-    }
-    return {"Version": "2012-10-17", "Statement": [statement]}
+def _build_trust_policy(
+    principal: dict[str, str], actions: list[str], conditions: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """A trust policy with a statement for each of the conditions."""
+    statements = [
+        {"Effect": "Allow", "Principal": principal, "Action": actions, "Condition": {"StringEquals": equals}}
+        for equals in conditions
+    ]
+    return {"Version": "2012-10-17", "Statement": statements}

@@ -30,8 +30,14 @@ def build_tables_template() -> dict[str, Any]:
                 "Default": "price-keeper-",
                 "AllowedPattern": "[A-Za-z0-9_.-]{0,100}",
                 "Description": "What every table's name begins with; the same as store.table_prefix.",
-            }
+            },
+            "KmsKeyArn": {
+                "Type": "String",
+                "Default": "",
+                "Description": "ARN of your KMS key, which encrypts the tables. Empty: the key that DynamoDB owns.",
+            },
         },
+        "Conditions": {"HasKey": {"Fn::Not": [{"Fn::Equals": [{"Ref": "KmsKeyArn"}, ""]}]}},
         "Resources": {_build_logical_name(table): _build_table_resource(table) for table in TABLES.values()},
         "Outputs": {
             "TableArns": {
@@ -60,5 +66,14 @@ def _build_table_resource(table: Table) -> dict[str, Any]:
             "AttributeDefinitions": build_attribute_definitions(table),
             "TimeToLiveSpecification": {"AttributeName": EXPIRY_ATTRIBUTE, "Enabled": True},
             "PointInTimeRecoverySpecification": {"PointInTimeRecoveryEnabled": True},
+            "DeletionProtectionEnabled": True,
+            "SSESpecification": {
+                "Fn::If": [
+                    "HasKey",
+                    {"SSEEnabled": True, "SSEType": "KMS", "KMSMasterKeyId": {"Ref": "KmsKeyArn"}},
+                    {"Ref": "AWS::NoValue"},
+                ]
+            },
+            "Tags": [{"Key": "Application", "Value": "price-keeper"}],
         },
     }

@@ -1,13 +1,15 @@
 """Creates the DynamoDB tables of the schema where they are missing, and compares those that exist.
 
-`create_missing_tables` also switches on time to live and point-in-time recovery. It never deletes or changes a key.
+`create_missing_tables` also switches on time to live, point-in-time recovery and deletion protection. It never deletes
+a table, and changes no key, encryption or tag of one that exists.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from price_keeper.errors import StoreMisconfigured, StoreThrottled
@@ -33,18 +35,31 @@ class TableState:
     differences: tuple[str, ...]
 
 
-async def create_missing_tables(client: Client, prefix: str, sleep: Sleep, on_step: Callable[[str, str], None]) -> None:
-    """Create missing tables, and enable TTL and point-in-time recovery where they are off.
+async def create_missing_tables(
+    client: Client,
+    prefix: str,
+    sleep: Sleep,
+    on_step: Callable[[str, str], None],
+    kms_key: str | None = None,
+    tags: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Create missing tables, and enable TTL, point-in-time recovery and deletion protection where they are off.
 
-    Idempotent. `on_step(table, step)` is called after each change.
+    New tables get `tags`, and are encrypted with `kms_key`, or else with the key that DynamoDB owns. Idempotent.
+    `on_step(table, step)` is called after each table.
     """
+    options: dict[str, Any] = {}
+    if kms_key is not None:
+        options["SSESpecification"] = {"Enabled": True, "SSEType": "KMS", "KMSMasterKeyId": kms_key}
+    if tags:
+        options["Tags"] = [{"Key": key, "Value": value} for key, value in tags.items()]
     existing = {table for table in TABLES.values() if await _describe(client, prefix + table.name, sleep) is not None}
     for table in TABLES.values():
         if table not in existing:
-            await _create_table(client, prefix, table, sleep)
+            await _create_table(client, prefix, table, sleep, options)
     for table in TABLES.values():
-        await _wait_until_active(client, prefix + table.name, sleep)
-        await _enable_protection(client, prefix + table.name, sleep)
+        description = await _wait_until_active(client, prefix + table.name, sleep)
+        await _enable_protection(client, prefix + table.name, sleep, description)
         on_step(prefix + table.name, "was there" if table in existing else "created")
 
 
@@ -52,7 +67,7 @@ async def read_table_states(client: Client, prefix: str, sleep: Sleep) -> list[T
     return [await _read_table_state(client, prefix, table, sleep) for table in TABLES.values()]
 
 
-async def _create_table(client: Client, prefix: str, table: Table, sleep: Sleep) -> None:
+async def _create_table(client: Client, prefix: str, table: Table, sleep: Sleep, options: dict[str, Any]) -> None:
     with contextlib.suppress(client.exceptions.ResourceInUseException):  # another process is creating it
         await _call_with_retries(
             sleep,
@@ -61,19 +76,24 @@ async def _create_table(client: Client, prefix: str, table: Table, sleep: Sleep)
             KeySchema=build_key_schema(table),
             AttributeDefinitions=build_attribute_definitions(table),
             BillingMode="PAY_PER_REQUEST",
+            DeletionProtectionEnabled=True,
+            **options,
         )
 
 
-async def _wait_until_active(client: Client, name: str, sleep: Sleep) -> None:
+async def _wait_until_active(client: Client, name: str, sleep: Sleep) -> dict[str, Any]:
     for _ in range(POLLS):
         description = await _describe(client, name, sleep)
         if description is not None and description["TableStatus"] == "ACTIVE":
-            return
+            return description
         await sleep(POLL_SECONDS)
     raise StoreMisconfigured(f"table {name} did not become active; see its state in DynamoDB's console")
 
 
-async def _enable_protection(client: Client, name: str, sleep: Sleep) -> None:
+async def _enable_protection(client: Client, name: str, sleep: Sleep, description: dict[str, Any]) -> None:
+    if not _is_protected(description):
+        await _call_with_retries(sleep, client.update_table, TableName=name, DeletionProtectionEnabled=True)
+        await _wait_until_active(client, name, sleep)
     if await _expiry_attribute(client, name, sleep) != EXPIRY_ATTRIBUTE:
         expiry = {"Enabled": True, "AttributeName": EXPIRY_ATTRIBUTE}
         await _call_with_retries(sleep, client.update_time_to_live, TableName=name, TimeToLiveSpecification=expiry)
@@ -113,7 +133,13 @@ def _find_differences(
         different.append(f"time to live is {'on ' + expiry if expiry else 'off'} and should be on {EXPIRY_ATTRIBUTE}")
     if not is_recoverable:
         different.append("point-in-time recovery is off")
+    if not _is_protected(description):
+        different.append("deletion protection is off")
     return different
+
+
+def _is_protected(description: dict[str, Any]) -> bool:
+    return bool(description.get("DeletionProtectionEnabled"))
 
 
 def _format_key_schema(keys: list[dict[str, str]]) -> str:
@@ -156,5 +182,6 @@ async def _call_with_retries(sleep: Sleep, call: Callable[..., Awaitable[Any]], 
 
 
 def _is_expected(failure: BaseException) -> bool:
-    code = getattr(failure, "response", {}).get("Error", {}).get("Code")
+    response = getattr(failure, "response", None) or {}  # None where none came
+    code = response.get("Error", {}).get("Code")
     return code in ("ResourceInUseException", "ResourceNotFoundException")
