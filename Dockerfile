@@ -35,7 +35,7 @@ RUN /opt/price-keeper/bin/python /sbom.py > /sbom.cdx.json
 
 FROM ${BASE}
 ARG BASE
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Bedrock Price Keeper" \
       org.opencontainers.image.description="A sidecar for Amazon Bedrock that keeps every org and app inside its budget." \

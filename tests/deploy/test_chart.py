@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
 import yaml
+from price_keeper.auth.signing_keys import KeyConfig, load_keys
 
 from tests.support.commands import ROOT
-from tests.support.deploy_tools import CHART, filter_kind, find_product_container, pods, run_tool, tool
+from tests.support.deploy_tools import CHART, filter_kind, find_product_container, manifest, pods, run_tool, tool
 from tests.support.helm_chart import LABELS, render, render_notes, render_refused
 
 VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
@@ -48,7 +51,6 @@ def test_chart_version_matches_project() -> None:
         ("image.digest=latest", "digest"),
         ("config.lables.x=1", "lables"),
         ("control.ingress.tlsSecret=", "control.ingress.tlsSecret: secrets travel there"),
-        ("config.labels=null", "config.labels: at least one label"),
         ("prometheusRule.enabled=true", "prometheusRule.rules: name a file"),
     ],
 )
@@ -56,9 +58,79 @@ def test_invalid_values_are_refused_and_named(given: str, message: str) -> None:
     assert message in render_refused("--set", given).replace("standalone/role", "standalone.role")
 
 
-def test_missing_labels_are_reported() -> None:
-    output = run_tool(tool("helm"), "template", "x", CHART, code=1)
-    assert "config.labels: at least one label" in output
+def test_chart_without_values_has_the_labels_that_policies_allow() -> None:
+    """Those of the other files here, which tests/deploy/test_iam.py holds the policies to."""
+    plain = manifest("sidecar-config.yaml")[0]["data"]["config.yaml"]
+    (made,) = filter_kind(render("default"), "ConfigMap")
+    assert yaml.safe_load(made["data"]["config.yaml"])["labels"] == yaml.safe_load(plain)["labels"]
+
+
+def test_own_labels_replace_those_of_the_chart() -> None:
+    (made, *_) = filter_kind(render("both"), "ConfigMap")
+    assert list(yaml.safe_load(made["data"]["config.yaml"])["labels"]) == ["economy"]
+
+
+def test_chart_without_secret_makes_keys_that_are_accepted(tmp_path: Path) -> None:
+    found = render("default")
+    (secret,) = filter_kind(found, "Secret")
+    assert secret["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    (pod, *_) = pods(found)
+    assert {"name": "keys", "secret": {"secretName": secret["metadata"]["name"], "defaultMode": 0o440}} in pod[
+        "volumes"
+    ]
+    for name, value in secret["data"].items():
+        (tmp_path / name).write_bytes(b64decode(value))
+    (key,) = load_keys([KeyConfig("k1", "EdDSA", private_key_file=str(tmp_path / "k1.pem"))], {})
+    assert key.signs_with is not None
+    assert re.fullmatch("[A-Za-z0-9]{48}", (tmp_path / "api-key").read_text())
+
+
+def test_named_secret_is_used_and_none_made() -> None:
+    found = render("default", "--set", "control.existingSecret=mine")
+    assert filter_kind(found, "Secret") == []
+    (volume,) = [each for each in next(pods(found))["volumes"] if each["name"] == "keys"]
+    assert volume["secret"]["secretName"] == "mine"
+
+
+@pytest.mark.parametrize("part", ["control", "standalone"])
+def test_pods_are_annotated_and_scheduled_as_values_say(part: str) -> None:
+    terms = [{"matchExpressions": [{"key": "kubernetes.io/arch", "operator": "In", "values": ["arm64"]}]}]
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    values = {
+        "podAnnotations": {"example.com/team": "payments"},
+        "priorityClassName": "system-cluster-critical",
+        "affinity": affinity,
+        "nodeSelector": {"pool": "apps"},
+        "tolerations": [{"key": "pool", "operator": "Exists"}],
+        "extraEnv": [{"name": "AWS_USE_FIPS_ENDPOINT", "value": "true"}],
+    }
+    given = [
+        argument for name, value in values.items() for argument in ("--set-json", f"{part}.{name}={json.dumps(value)}")
+    ]
+    made = filter_kind(render("everything", *given), "Deployment" if part == "control" else "StatefulSet")
+    (template,) = [each["spec"]["template"] for each in made]
+    assert template["metadata"]["annotations"]["example.com/team"] == "payments"
+    assert "checksum/config" in template["metadata"]["annotations"]
+    for name in ("priorityClassName", "affinity", "nodeSelector", "tolerations"):
+        assert template["spec"][name] == values[name]
+    assert find_product_container(template["spec"])["env"] == values["extraEnv"]
+
+
+def test_pod_monitor_selects_sidecars_by_label_and_port() -> None:
+    (monitor,) = filter_kind(render("everything"), "PodMonitor")
+    (sidecar,) = filter_kind(manifest("sidecar.yaml"), "Deployment")
+    template = sidecar["spec"]["template"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    ports = {each["name"] for each in find_product_container(template["spec"])["ports"]}
+    assert monitor["spec"]["podMetricsEndpoints"][0]["port"] in ports
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["shop", "default"]}
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_pod_monitor_needs_no_service_monitor() -> None:
+    assert [*filter_kind(render("default"), "PodMonitor", "ServiceMonitor")] == []
+    found = render("default", "--set", "podMonitor.enabled=true")
+    assert [each["kind"] for each in filter_kind(found, "PodMonitor", "ServiceMonitor")] == ["PodMonitor"]
 
 
 def test_each_part_can_be_disabled() -> None:
@@ -88,7 +160,7 @@ def test_image_digest_wins_over_tag() -> None:
     images = {container["image"] for pod in pods(render("everything")) for container in pod["containers"]}
     assert images == {f"registry.example.com/price-keeper@sha256:{'a' * 64}"}
     (pod, _) = pods(render(LABELS))
-    assert find_product_container(pod)["image"] == "registry.example.com/price-keeper:0.1.0"
+    assert find_product_container(pod)["image"] == "registry.example.com/price-keeper:0.2.0"
 
 
 def test_long_release_name_is_truncated() -> None:

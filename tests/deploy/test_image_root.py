@@ -197,7 +197,7 @@ def installed(contained: Contained) -> dict[str, str]:
 
 def test_image_has_exactly_locked_packages(contained: Contained) -> None:
     found, known = installed(contained), locked("run.lock")
-    assert found.pop("bedrock-price-keeper") == "0.1.0"
+    assert found.pop("bedrock-price-keeper") == "0.2.0"
     assert {name: known.get(name) for name in found} == found
     assert known.keys() - found.keys() == {"setuptools"}  # which builds alone need
     files = set(added_paths(contained.image))
@@ -257,7 +257,7 @@ def test_bill_of_materials_is_valid(image: Image) -> None:
 
 def test_image_labels_describe_it(image: Image) -> None:
     labels = {name.rpartition(".image.")[2]: value for name, value in image.labels.items()}
-    assert (labels["version"], labels["licenses"], labels["revision"]) == ("0.1.0", "Apache-2.0", "1234567")
+    assert (labels["version"], labels["licenses"], labels["revision"]) == ("0.2.0", "Apache-2.0", "1234567")
     assert labels["base.name"].startswith("python:3.")
     assert image.volumes == [VOLUME]
 

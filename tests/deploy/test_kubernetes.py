@@ -28,6 +28,7 @@ from tests.support.deploy_tools import (
     pods,
 )
 
+MADE_BY_CHART = "spend-price-keeper-control-keys"
 MADE_BY_HAND = {"sample-app-program"}  # a ConfigMap; the command for it stands in the manifest
 DRAIN = app.DRAIN_SECONDS + LAST_FLUSH_TIMEOUT_SECONDS + LAST_RETURN_TIMEOUT_SECONDS
 
@@ -59,7 +60,8 @@ def test_containers_meet_restricted_profile(found: list[Document]) -> None:
 
 
 def test_manifests_contain_no_secret(found: list[Document]) -> None:
-    assert filter_kind(found, "Secret") == []
+    """But for the one that the chart makes of random keys, where none is named."""
+    assert {each["metadata"]["name"] for each in filter_kind(found, "Secret")} <= {MADE_BY_CHART}
     for pod in pods(found):
         for container in containers(pod):
             named = [each for each in container.get("env", []) if re.search("KEY|SECRET|TOKEN", each["name"])]
@@ -138,9 +140,11 @@ def test_configured_paths_are_mounted(found: list[Document]) -> None:
         mounts = {each["mountPath"]: each for each in find_product_container(pod)["volumeMounts"]}
         assert mounts["/var/lib/price-keeper"].get("readOnly") is not True
         assert config["journal"]["dir"].startswith("/var/lib/price-keeper/")
-        files = [value for key in config["auth"]["keys"] for name, value in key.items() if name.endswith("_file")]
+        files = [
+            value for key in config["auth"].get("keys", []) for name, value in key.items() if name.endswith("_file")
+        ]
         files += [value for name, value in config["auth"].items() if name.endswith("_file")]
-        assert files
+        assert files or config["auth"]["mode"] == "identity"
         for path in (*files, *config["listen"].get("tls", {}).values()):
             assert mounts[path.rpartition("/")[0]]["readOnly"] is True
 
@@ -148,7 +152,10 @@ def test_configured_paths_are_mounted(found: list[Document]) -> None:
 def test_sidecars_cannot_mint_tokens(found: list[Document]) -> None:
     for pod, config, _ in _parts(found):
         if build_root_parser().parse_args(find_product_container(pod)["args"]).role == "sidecar":
-            assert all("public_key_file" in key for key in config["auth"]["keys"])
+            assert all("public_key_file" in key for key in config["auth"].get("keys", []))
+            needs_keys = config["auth"].get("mode") != "identity"
+            assert any(each["name"] == "price-keeper-keys" for each in pod["volumes"]) <= needs_keys
+            assert bool(config["auth"].get("keys")) == needs_keys
             assert "admin_api_key_file" not in config["auth"]
 
 
@@ -196,8 +203,7 @@ def test_termination_grace_covers_drain(found: list[Document]) -> None:
 
 def test_default_network_policy_restricts_control_api(found: list[Document]) -> None:
     for policy in filter_kind(found, "NetworkPolicy"):
-        assert set(policy["spec"]["policyTypes"]) == {"Ingress", "Egress"}
-        for rule in policy["spec"]["ingress"]:
+        for rule in policy["spec"].get("ingress", []):
             assert rule["from"], "from anywhere"
             assert rule["ports"], "to anything"
         ports = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
@@ -205,18 +211,50 @@ def test_default_network_policy_restricts_control_api(found: list[Document]) -> 
         assert_nothing_inside_is_reached(policy)
 
 
-INSIDE = ("10.1.2.3", "100.64.0.1", "127.0.0.1", "169.254.169.254", "172.20.0.1", "192.168.1.1")
+def test_network_policy_closes_no_port_of_an_app(found: list[Document]) -> None:
+    """A policy about ingress closes every port that it does not name; those of an app, nobody here knows."""
+    for policy in filter_kind(found, "NetworkPolicy"):
+        selected = _selected(found, policy["spec"]["podSelector"]["matchLabels"])
+        is_app = any(len(containers(each["spec"])) > 1 for each in selected)
+        assert policy["spec"]["policyTypes"] == (["Egress"] if is_app else ["Ingress", "Egress"])
+
+
+# Of a cluster and its nodes. The agent that issues credentials and NodeLocal DNSCache have a port of their own.
+INSIDE = (
+    "10.1.2.3", "100.64.0.1", "127.0.0.1", "169.254.169.254", "172.20.0.1", "192.168.1.1",
+    "::1", "fd00:ec2::254", "fd12:3456::1", "fe80::1",
+)  # fmt: skip
+AGENTS = {"169.254.170.23", "fd00:ec2::23"}
+NODE_LOCAL_DNS = "169.254.20.10"
+OUTSIDE = ("52.94.5.1", "2600:1f18::1")
+
+
+def _reached(policy: Document, *addresses: str) -> set[tuple[str, int]]:
+    """Those that a policy lets its pods reach, each with the port."""
+    found = set()
+    for rule in policy["spec"]["egress"]:
+        for block in (peer["ipBlock"] for peer in rule["to"] if "ipBlock" in peer):
+            shut = [ip_network(each) for each in block.get("except", ())]
+            for address in map(ip_address, addresses):
+                if address in ip_network(block["cidr"]) and not any(address in each for each in shut):
+                    found |= {(str(address), port["port"]) for port in rule["ports"]}
+    return found
 
 
 def assert_nothing_inside_is_reached(policy: Document) -> None:
-    """By name, and the agent that issues credentials: a policy's addresses belong to AWS."""
-    for rule in policy["spec"]["egress"]:
-        for peer in rule["to"]:
-            block = peer.get("ipBlock", {"cidr": "169.254.170.23/32"})
-            shut = [ip_network(each) for each in block.get("except", ())]
-            for address in map(ip_address, INSIDE):
-                is_open = address in ip_network(block["cidr"]) and not any(address in each for each in shut)
-                assert not is_open, address
+    assert _reached(policy, *INSIDE) == set()
+
+
+def test_network_policy_lets_pods_reach_aws_credentials_and_names(found: list[Document]) -> None:
+    """Over both versions of IP, and names from NodeLocal DNSCache as well."""
+    for policy in filter_kind(found, "NetworkPolicy"):
+        assert _reached(policy, *OUTSIDE) == {(each, 443) for each in OUTSIDE}
+        assert _reached(policy, *AGENTS) == {(each, 80) for each in AGENTS}
+        assert _reached(policy, NODE_LOCAL_DNS) == {(NODE_LOCAL_DNS, 53)}
+        (names,) = [rule for rule in policy["spec"]["egress"] if {each["port"] for each in rule["ports"]} == {53}]
+        assert {each["protocol"] for each in names["ports"]} == {"UDP", "TCP"}
+        (labels,) = [peer["podSelector"]["matchExpressions"][0] for peer in names["to"] if "podSelector" in peer]
+        assert (labels["key"], labels["values"]) == ("k8s-app", ["kube-dns", "node-local-dns"])
 
 
 def test_replica_can_always_be_moved(found: list[Document]) -> None:

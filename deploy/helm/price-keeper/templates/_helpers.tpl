@@ -51,10 +51,49 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $fixed := dict "listen" $listen "journal" (dict "dir" "/var/lib/price-keeper/journal") }}
 {{- $own := index .root.Values .part "config" }}
 {{- $whole := mergeOverwrite $fixed (deepCopy .root.Values.config) (deepCopy $own) }}
+{{- if and (eq .part "sidecar") (ne (dig "auth" "mode" "" $whole) "identity") (not (dig "auth" "keys" "" $whole)) }}
+{{- $key := dict "kid" "k1" "alg" "EdDSA" "public_key_file" "/run/secrets/price-keeper/k1.pub.pem" }}
+{{- $_ := set $whole "auth" (merge (dict "keys" (list $key)) (default dict $whole.auth)) }}
+{{- end }}
 {{- if not $whole.labels }}
-{{- fail "config.labels: at least one label with its model and prices is needed, as in the repository's config.yaml" }}
+{{- $_ := set $whole "labels" (include "price-keeper.starterLabels" . | fromYaml) }}
 {{- end }}
 {{- toYaml $whole }}
+{{- end }}
+
+{{- define "price-keeper.starterLabels" -}}
+premium:
+  model: us.anthropic.claude-sonnet-4-5-20250929-v1:0
+  format: anthropic
+  prices_usd_per_1m: {input: 3.30, output: 16.50, cache_read: 0.33, cache_write_5m: 4.125, cache_write_1h: 6.60}
+economy:
+  model: us.amazon.nova-lite-v1:0
+  format: nova
+  prices_usd_per_1m: {input: 0.06, output: 0.24, cache_read: 0.015, cache_write_5m: 0}
+{{- end }}
+
+{{/* The Secret of the control service: the one that is named, or one of the name that was once the default, or the chart's. */}}
+{{- define "price-keeper.controlSecret" -}}
+{{- if .Values.control.existingSecret }}
+{{- .Values.control.existingSecret }}
+{{- else if lookup "v1" "Secret" .Release.Namespace "price-keeper-control" }}
+{{- "price-keeper-control" }}
+{{- else }}
+{{- include "price-keeper.fullname" . }}-control-keys
+{{- end }}
+{{- end }}
+
+{{/* What its user may say of the pods of a part: (index .Values "control") */}}
+{{- define "price-keeper.scheduling" -}}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- range $name := list "affinity" "nodeSelector" "tolerations" }}
+{{- with index $ $name }}
+{{ $name }}:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- define "price-keeper.podSecurity" -}}
@@ -123,16 +162,28 @@ A native sidecar for initContainers of a pod of your own. In a chart that has th
     {{- include "price-keeper.containerSecurity" . | nindent 4 }}
   volumeMounts:
     - {name: price-keeper-config, mountPath: /etc/price-keeper, readOnly: true}
+    {{- if include "price-keeper.sidecarKeys" . }}
     - {name: price-keeper-keys, mountPath: /run/secrets/price-keeper, readOnly: true}
+    {{- end }}
     - {name: price-keeper-journal, mountPath: /var/lib/price-keeper}
+{{- end }}
+
+{{/* The Secret with the keys that a sidecar verifies tokens with; empty if it verifies none. */}}
+{{- define "price-keeper.sidecarKeys" -}}
+{{- $config := include "price-keeper.config" (dict "root" . "part" "sidecar") | fromYaml }}
+{{- if dig "auth" "keys" "" $config }}
+{{- .Values.sidecar.existingSecret }}
+{{- end }}
 {{- end }}
 
 {{/* The pod's fsGroup is to be 10001, so that the sidecar may write to its journal and read its key. */}}
 {{- define "price-keeper.sidecarVolumes" -}}
 - name: price-keeper-config
   configMap: {name: {{ include "price-keeper.fullname" . }}-sidecar}
+{{- with include "price-keeper.sidecarKeys" . }}
 - name: price-keeper-keys
-  secret: {secretName: {{ .Values.sidecar.existingSecret }}, defaultMode: 0440}
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
 - name: price-keeper-journal
   emptyDir: {sizeLimit: {{ .Values.sidecar.journal.sizeLimit }}}
 {{- end }}
