@@ -59,7 +59,7 @@ def test_invalid_values_are_refused_and_named(given: str, message: str) -> None:
 
 
 def test_chart_without_values_has_the_labels_that_policies_allow() -> None:
-    """Those of the other files here, which tests/deploy/test_iam.py holds the policies to."""
+    """The labels of deploy/kubernetes; tests/deploy/test_iam.py compares the policies with them."""
     plain = manifest("sidecar-config.yaml")[0]["data"]["config.yaml"]
     (made,) = filter_kind(render("default"), "ConfigMap")
     assert yaml.safe_load(made["data"]["config.yaml"])["labels"] == yaml.safe_load(plain)["labels"]

@@ -212,7 +212,7 @@ def test_default_network_policy_restricts_control_api(found: list[Document]) -> 
 
 
 def test_network_policy_closes_no_port_of_an_app(found: list[Document]) -> None:
-    """A policy about ingress closes every port that it does not name; those of an app, nobody here knows."""
+    """A policy about ingress closes every port that it does not name, and an app's ports are not known here."""
     for policy in filter_kind(found, "NetworkPolicy"):
         selected = _selected(found, policy["spec"]["podSelector"]["matchLabels"])
         is_app = any(len(containers(each["spec"])) > 1 for each in selected)

@@ -139,13 +139,13 @@ def sidecar(
         files = [each.fileno() for each in (nothing, out, err)]
         process = _start(arguments, folder, environment, files, wrapper_command)
         try:
-            yield Sidecar(process, _wait_for_startup(process, output, errors), errors)
+            yield Sidecar(process, wait_for_startup(process, output, errors), errors)
         finally:
             process.kill()
             process.wait()
 
 
-def _wait_for_startup(process: PreloadedProcess | subprocess.Popen[bytes], output: Path, errors: Path) -> str:
+def wait_for_startup(process: PreloadedProcess | subprocess.Popen[bytes], output: Path, errors: Path) -> str:
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         text = output.read_text()
