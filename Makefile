@@ -13,6 +13,8 @@ SEED := $(SEED)
 FAST_LEAVES_OUT := tests/property/test_control_document.py tests/tidy/test_public_contract.py \
   tests/tidy/test_same_examples.py tests/unit/test_state_units.py tests/unit/test_supervisor.py
 COMPILED := build/compiled
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+IMAGE  ?= price-keeper
 # The version that is kept as tests/fixtures/v0_1, unless told otherwise.
 OLD    ?= a4167df2
 OLDER  := build/older/$(OLD)
@@ -24,7 +26,7 @@ LOCK   := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-has
 # Whoever has it set would have every process of ours read its sources anew; the tests start hundreds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup run test test-fast compiled test-compiled compiler clients test-clients test-deploy image-root test-page screenshots fuzz fuzz-properties soak together check audit contract fixtures bench bench-older bench-more bench-hour bench-check bench-parts cli-docs cli-pictures newcomer format lock clean help
+.PHONY: setup run test test-fast compiled test-compiled compiler clients test-clients test-deploy image-root test-page screenshots fuzz fuzz-properties soak together check audit contract fixtures bench bench-older bench-more bench-hour bench-check bench-parts cli-docs cli-pictures newcomer format lock clean help dist test-dist image push-image chart push-chart release-check release-notes lint-workflows
 
 help:                ## what can be made
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ ##/' | column -t -s '#'
@@ -82,6 +84,38 @@ test-compiled: $(VENV)/.dev $(COMPILED)/.copied ## the tests, but for those of t
 	cd $(COMPILED) && PRICE_KEEPER_COMPILED=1 $(abspath $(BIN))/python setup.py -q build_ext --inplace
 	cd $(COMPILED) && PRICE_KEEPER_COMPILED=1 $(abspath $(BIN))/python -m pytest -n $(TOGETHER) --dist loadfile \
 	  --no-loadscope-reorder tests/contract tests/faults tests/flow tests/property tests/sim tests/unit
+
+# Both wheels are built from the sdist, so what it lacks is found out.
+dist: $(VENV)/.dev compiler ## sdist, wheel of pure Python and compiled wheel, in dist; needs a C compiler
+	rm -rf dist
+	PRICE_KEEPER_COMPILED=0 $(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("dist")' > /dev/null
+	for compiled in 0 1; do PRICE_KEEPER_COMPILED=$$compiled $(PIP) wheel --no-deps --no-build-isolation -w dist dist/*.tar.gz; done
+	@ls dist/*
+
+test-dist: dist $(VENV)/.deploy ## installs what `dist` made into fresh environments, by pip and by pipx, and runs it; downloads its packages
+	PRICE_KEEPER_TEST_DIST=$${PRICE_KEEPER_TEST_DIST:-1} $(BIN)/python -m pytest tests/artefacts
+
+image:               ## the image, as IMAGE:version; needs Docker
+	docker build --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) -t $(IMAGE):$(VERSION) .
+
+push-image:          ## sends it to the registry that IMAGE names
+	docker push $(IMAGE):$(VERSION)
+
+chart: $(VENV)/.deploy ## the Helm chart as an archive, in dist
+	mkdir -p dist
+	$(VENV)/deploy/bin/helm package deploy/helm/price-keeper --destination dist
+
+push-chart: chart    ## sends it to the registry CHARTS=oci://host/path
+	$(VENV)/deploy/bin/helm push dist/price-keeper-$(VERSION).tgz $(CHARTS)
+
+release-check: $(VENV)/.python ## whether TAG=v1.2.3 is the version of everything here, and the changelog has it
+	@$(BIN)/python -m tools.release check "$(TAG)"
+
+release-notes: $(VENV)/.python ## this version's part of the changelog
+	@$(BIN)/python -m tools.release notes
+
+lint-workflows: $(VENV)/.deploy ## what GitHub would refuse in .github/workflows
+	$(VENV)/deploy/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yaml
 
 $(VENV)/.clients: requirements/clients.lock | $(VENV)/.python
 	$(PYTHON) -m venv $(VENV)/clients
