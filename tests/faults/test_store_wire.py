@@ -13,6 +13,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from price_keeper.budgets.hard import budget_lease
 from price_keeper.budgets.hard.budget_lease import BudgetLeases
 from price_keeper.clock import SystemClock
 from price_keeper.domain import Scope
@@ -190,7 +191,10 @@ async def test_fifty_concurrent_failures_leave_nothing_open(line: Line) -> None:
 
 
 @pytest.mark.parametrize("how", TWICE)
-async def test_duplicated_request_is_applied_once(line: Line, how: str, tmp_path: Path) -> None:
+async def test_duplicated_request_is_applied_once(
+    line: Line, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget_lease, "TOP_UP_TIMEOUT_SECONDS", 60.0)  # however slowly the engine answers
     line.wire.always = {EVERY: TWICE[how]}
     for check in (spend_counts_once, a_limit_is_taken_from_once, money_is_held_once, sessions_are_as_many_as_may_be):
         before = line.wire.injected["twice"]
