@@ -92,7 +92,7 @@ def _killed_during_a_call(trial: FaultTrial, lineup: SidecarSetup, load: CrashLo
 
     def is_stopped_during_a_call() -> bool:
         process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        wait_until(lambda: "\nState:\tT" in Path(f"/proc/{process.pid}/status").read_text())
         if not all(entry["is_done"] for entry in read_ledger(trial.ledger)):
             return True
         process.send_signal(signal.SIGCONT)
