@@ -83,7 +83,8 @@ async def test_hard_budget_refuses_when_ceiling_does_not_fit(tmp_path: Path) -> 
         assert len(answers) > 3
         assert refused.status == 400
         assert refused.headers["x-amzn-errortype"].startswith("ServiceQuotaExceededException")
-        assert "this call may cost up to 0.0" in refused.message
+        assert "of app web of org" in refused.message
+        assert "may cost up to $0.0" in refused.message
         assert "it resets at" in refused.message
         spent = await true_spend(port)
         assert 0 < spent <= 0.02 * USD
@@ -247,4 +248,4 @@ async def test_model_without_count_tokens_is_bounded_by_bytes(tmp_path: Path) ->
         body = {**TURN, "messages": [{"role": "user", "content": [image]}], "outputConfig": schema_of}
         refused = await ask(port, body=body)
         assert refused.status == 400
-        assert "this call may cost up to" in refused.message
+        assert "may cost up to $" in refused.message
