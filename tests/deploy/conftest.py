@@ -7,9 +7,14 @@ import pytest
 from tests.support.deploy_tools import IS_REQUESTED, Document, manifest
 from tests.support.helm_chart import render, write_parent_chart
 
-collect_ignore = (
-    [] if IS_REQUESTED else ["test_chart.py", "test_image_root.py", "test_kustomize_build.py", "test_linters.py"]
+_REQUESTED_ONLY = (
+    "test_chart.py",
+    "test_image_root.py",
+    "test_kustomize_build.py",
+    "test_linters.py",
+    "test_production.py",
 )
+collect_ignore = [] if IS_REQUESTED else [*_REQUESTED_ONLY]
 
 _PLAIN = ("sidecar.yaml", "sidecar-config.yaml", "control.yaml", "control-config.yaml")
 _OF_CHART = (
