@@ -117,7 +117,7 @@ async def test_full_journal_of_ten_minutes_is_one_incident(
 
 
 def test_store_that_answers_no_read_is_one_incident_whatever_is_read(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, "price_keeper.selection")
     log = logging.getLogger("price_keeper.selection")
     for number in range(100):
         log_read_failure(log, f"the budget of app {number}", "the last one applies", StoreUnavailable("no answer"))
