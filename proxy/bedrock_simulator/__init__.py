@@ -8,6 +8,7 @@
     signatures        SigV4 and API keys, verified with botocore's own implementation
     service           dispatches a call to its operation
     converse, invoke, chat_completions, guardrails, async_jobs             the operations
+    inference_profiles   CreateInferenceProfile and GetInferenceProfile, of the control plane
     families/         the request and response bodies of each model family of InvokeModel
     generation, replies, tokens, prompt_cache                              the text of a simulated model, and its usage
     fault_spec        the `x-simulate-` headers: faults, pacing and reported usage

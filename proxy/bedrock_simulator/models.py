@@ -58,7 +58,7 @@ _EMBEDDING_FAMILIES = ("titan-embed", "cohere-embed")
 _CACHING_FAMILIES = ("anthropic", "nova")
 UNKNOWN_FAMILY = "untold"  # the family of a model behind an opaque ARN
 
-_NAME = re.compile(r"(?:(?:us|us-gov|eu|apac|global|jp|au|ca)\.)?([a-z0-9-]+\.[A-Za-z0-9._:-]+)")
+_NAME = re.compile(r"(?:(?:us|us-gov|eu|apac|amer|global|jp|au|ca)\.)?([a-z0-9-]+\.[A-Za-z0-9._:-]+)")
 _ARN = re.compile(r"arn:aws(?:-[a-z-]+)?:bedrock:[a-z0-9-]*:(?:\d{12})?:([a-z-]+)/(.+)")
 
 _CACHE_SIZE = 1024

@@ -19,6 +19,8 @@ _ROUTES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("POST", ("async-invoke",), "StartAsyncInvoke"),
     ("GET", ("async-invoke",), "ListAsyncInvokes"),
     ("GET", ("async-invoke", _ANY), "GetAsyncInvoke"),
+    ("POST", ("inference-profiles",), "CreateInferenceProfile"),
+    ("GET", ("inference-profiles", _ANY), "GetInferenceProfile"),
     ("POST", ("openai", "v1", "chat", "completions"), "ChatCompletions"),
     ("POST", ("openai", "v1", "responses"), "Responses"),
 )

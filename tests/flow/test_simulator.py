@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +22,9 @@ from tests.support.simulated import (
     GUARDED,
     JOB,
     LONG,
+    NOVA,
     TURN,
+    boto_client,
     open_caller,
     post,
     simulated_bedrock,
@@ -201,6 +206,23 @@ async def test_model_id_may_be_an_arn(simulator, ask_simulator):
     await ask_simulator("invoke_model", modelId=profile, body=json.dumps(CLAUDE_BODY))
     assert [entry.model for entry in simulator.ledger] == [profile, profile]
     assert "%2F" in simulator.ledger[0].target
+
+
+async def test_inference_profiles_are_created_and_described(simulator):
+    """By the control plane's own client, whose requests are signed as all others."""
+    with closing(boto_client(simulator.url, service="bedrock")) as client:
+        ask = partial(asyncio.to_thread, client.get_inference_profile)
+        source = {"copyFrom": f"arn:aws:bedrock:us-east-1:123456789012:inference-profile/us.{NOVA}"}
+        made = await asyncio.to_thread(client.create_inference_profile, inferenceProfileName="shop", modelSource=source)
+        own = await ask(inferenceProfileIdentifier=made["inferenceProfileArn"])
+        assert (own["type"], own["inferenceProfileArn"]) == ("APPLICATION", made["inferenceProfileArn"])
+        defined = await ask(inferenceProfileIdentifier=f"us.{NOVA}")
+        assert (defined["type"], defined["models"]) == ("SYSTEM_DEFINED", own["models"])
+        assert {each["modelArn"].rpartition("/")[2] for each in own["models"]} == {NOVA}
+        for unknown in (NOVA, made["inferenceProfileArn"] + "0"):
+            with pytest.raises(client.exceptions.ResourceNotFoundException):
+                await ask(inferenceProfileIdentifier=unknown)
+    assert [entry.operation for entry in simulator.ledger][:2] == ["CreateInferenceProfile", "GetInferenceProfile"]
 
 
 # Chat completions.

@@ -87,11 +87,13 @@ def _session() -> boto3.Session:
     return boto3.Session()
 
 
-def boto_client(url: str, keys: Keys = DEFAULT_KEYS, region: str = "us-east-1", **config: Any) -> Any:
-    """A bedrock-runtime client as applications make it, that does not retry unless told to. Close it after use."""
+def boto_client(
+    url: str, keys: Keys = DEFAULT_KEYS, region: str = "us-east-1", service: str = "bedrock-runtime", **config: Any
+) -> Any:
+    """A client as applications make it, that does not retry unless told to. Close it after use."""
     settings: dict[str, Any] = {"retries": {"total_max_attempts": 1}, "read_timeout": 30, "connect_timeout": 5} | config
     return _session().client(
-        "bedrock-runtime",
+        service,
         endpoint_url=url,
         region_name=region,
         aws_access_key_id=keys.access_key,
@@ -162,6 +164,14 @@ class BedrockProcess:
         """How the next requests are treated, one each; `always` replaces what holds for all of them."""
         document: dict[str, Any] = {"next": list(following)}
         self._ask("PUT", "plan", document if always is None else document | {"always": always})
+
+    def create_profile(self, source: str) -> str:
+        """Create an application inference profile of a model or profile; returns its ARN."""
+        body = {"inferenceProfileName": "shop", "modelSource": {"copyFrom": source}}
+        headers = {"authorization": f"Bearer {DEFAULT_KEYS.bearer}", "content-type": "application/json"}
+        request = urllib.request.Request(f"{self.url}/inference-profiles", json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return str(json.load(answer)["inferenceProfileArn"])
 
     def clear_plan(self) -> None:
         self._ask("DELETE", "plan")

@@ -25,6 +25,8 @@ PROFILE = "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/
         ("GET", "/async-invoke?maxResults=2", "ListAsyncInvokes", ()),
         ("GET", "/async-invoke/arn%3Aaws%3Ax%2Fy", "GetAsyncInvoke", ("arn:aws:x/y",)),
         ("POST", "/openai/v1/chat/completions", "ChatCompletions", ()),
+        ("POST", "/inference-profiles", "CreateInferenceProfile", ()),
+        ("GET", "/inference-profiles/arn%3Aaws%3Ax%2Fy", "GetInferenceProfile", ("arn:aws:x/y",)),
     ],
 )
 def test_path_names_operation_and_labels(method, target, operation, labels):
@@ -62,6 +64,9 @@ def test_query_is_kept_apart():
         ("anthropic.claude-sonnet-4-5-20250929-v1:0", "anthropic"),
         ("us.anthropic.claude-sonnet-4-5-20250929-v1:0", "anthropic"),
         ("global.anthropic.claude-haiku-4-5-20251001-v1:0", "anthropic"),
+        ("amer.anthropic.claude-sonnet-4-6", "anthropic"),
+        ("us-gov.amazon.nova-lite-v1:0", "nova"),
+        ("arn:aws:bedrock:::foundation-model/anthropic.claude-sonnet-4-6", "anthropic"),
         ("arn:aws:bedrock:eu-west-1:123456789012:inference-profile/eu.amazon.nova-pro-v1:0", "nova"),
         ("arn:aws:bedrock:us-east-1::foundation-model/meta.llama3-70b-instruct-v1:0", "llama"),
         ("amazon.titan-text-express-v1", "titan"),
