@@ -319,6 +319,7 @@ async def test_inference_profile_becomes_app_label(api: ControlHarness) -> None:
         ({"label": "premium"}, 409),
         ({"label": "guardrails"}, 409),
         ({"label": "a.b"}, 409),  # the model of a label
+        ({"label": "us.a.b"}, 409),  # and a profile of it
         ({"label": "a..b"}, 400),
         ({"inference_profile_arn": PROFILE["inference_profile_arn"].replace("us-east-1", "nowhere")}, 400),
         ({"inference_profile_arn": "arn:aws:s3:::x"}, 400),

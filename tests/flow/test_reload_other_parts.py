@@ -29,7 +29,6 @@ from tests.support.control_harness import API, ORG, SETTINGS, ControlHarness, co
 from tests.support.engines import Engines
 from tests.support.price_fleet import (
     CLAUDE_PRICES,
-    HAIKU,
     LABELS,
     PriceFleet,
     find_standard,
@@ -116,7 +115,7 @@ async def test_name_moved_from_app_to_configuration_always_has_a_price(
 
 
 MORE = f"""{LABELS}
-  added: {{model: "us.{HAIKU}", format: anthropic, prices_usd_per_1m: {CLAUDE_PRICES}}}
+  added: {{model: us.anthropic.claude-sonnet-4-5-20250929-v1:0, format: anthropic, prices_usd_per_1m: {CLAUDE_PRICES}}}
 """
 NEGOTIATED = LABELS.replace("format: anthropic,", "format: anthropic, price_source: config,")
 

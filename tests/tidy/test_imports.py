@@ -22,6 +22,7 @@ LAYERS: list[set[str]] = [
         "price_keeper.org_calendar",
         "price_keeper.exchange",
         "price_keeper.operations",
+        "price_keeper.model_ids",
         "price_keeper.leaky_buckets",
         "price_keeper.bounded_dict",
         "price_keeper.responder_wrapper",

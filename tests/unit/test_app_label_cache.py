@@ -274,11 +274,11 @@ async def test_configured_label_name_wins_over_app_label(rig: Rig, caplog: pytes
     assert len(caplog.records) == before  # it is logged once
 
 
-async def test_configured_model_is_not_an_app_label(rig: Rig) -> None:
+async def test_configured_model_and_alias_are_no_app_labels_in_any_form(rig: Rig) -> None:
     who = app()
-    for label in ("deepseek.r1", "fast"):
+    for label in ("deepseek.r1", "us.deepseek.r1", "gpt-4o", "fast"):
         await rig.put(who, label)
-    configured = {"premium": replace(CONFIG.labels["premium"], model="deepseek.r1")}
+    configured = {"premium": replace(CONFIG.labels["premium"], model="eu.deepseek.r1", aliases=("gpt-4o",))}
     own = AppLabelCache(configured, cast(Store, rig.store), rig.clock, lambda _, __: None)
     assert list((await own.get(who)).by_name) == ["fast"]
 

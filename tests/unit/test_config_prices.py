@@ -192,7 +192,7 @@ def test_model_id_is_accepted(model: str) -> None:
         ),
         (
             label("  m: {model: n, format: llama, prices_usd_per_1m: {input: 1, output: 1}}"),
-            "3: labels.one.model: also the name of another label",
+            "3: labels.one.model: also the name of another label: m",
         ),
         (
             label("  a#b: {model: n, format: llama, prices_usd_per_1m: {input: 1, output: 1}}"),

@@ -15,6 +15,7 @@ from price_keeper.budgets.budget_state import NEVER
 from price_keeper.clock import Clock
 from price_keeper.config import LabelConfig
 from price_keeper.config.config_sections import PSEUDO_LABELS
+from price_keeper.config.label_names import LabelNames
 from price_keeper.domain import Caller, Scope, is_label
 from price_keeper.single_flight import SingleFlight
 from price_keeper.stores import schema
@@ -66,7 +67,7 @@ class AppLabelCache:
         clock: Clock,
         on_change: Callable[[Scope, AppLabels], None],
     ) -> None:
-        self._reserved_names = _list_reserved_names(labels)
+        self._configured = LabelNames(labels)
         self._store = store
         self._clock = clock
         self._on_change = on_change
@@ -77,12 +78,12 @@ class AppLabelCache:
     def apply_config(self, labels: Mapping[str, LabelConfig]) -> None:
         """Apply the labels of a reloaded configuration. A name that it has taken or freed changes what the apps' labels
         of this name mean."""
-        before, self._reserved_names = self._reserved_names, _list_reserved_names(labels)
-        changed_names = before ^ self._reserved_names
+        before, self._configured = self._configured, LabelNames(labels)
         for name, entry in tuple(self._entries.items()):
-            if not changed_names.isdisjoint(entry.rows):
-                scope, rows = Scope(*name), entry.rows
-                for label in changed_names & rows.keys():
+            scope, rows = Scope(*name), entry.rows
+            changed_labels = [label for label in rows if _is_taken(before, label) != _is_taken(self._configured, label)]
+            if changed_labels:
+                for label in changed_labels:
                     rows[label] = self._parse_row(scope, label, rows[label][0], None)
                 entry.labels = _build_labels(rows)
                 self._on_change(scope, entry.labels)
@@ -162,7 +163,7 @@ class AppLabelCache:
         if last_row is not None and last_row[0] == item:
             return last_row
         try:
-            if label in self._reserved_names:
+            if _is_taken(self._configured, label):
                 raise ValueError("the configuration has that name")
             return item, parse_profile(label, item)
         except ValueError as failure:
@@ -207,9 +208,9 @@ class AppLabelCache:
             self._get_or_add(key).is_load_slow = False
 
 
-def _list_reserved_names(labels: Mapping[str, LabelConfig]) -> frozenset[str]:
+def _is_taken(configured: LabelNames, label: str) -> bool:
     """A name of the configuration is never an app's, whichever came first."""
-    return frozenset((*labels, *(label.model for label in labels.values()), *PSEUDO_LABELS))
+    return label in PSEUDO_LABELS or configured.find(label) is not None
 
 
 def _build_labels(rows: _Rows) -> AppLabels:

@@ -20,6 +20,7 @@ from price_keeper.budgets.hard.budget_lease import CostReservation
 from price_keeper.budgets.hard_label_selector import Candidate, HardLabelSelector, RequestContent
 from price_keeper.budgets.label_policy import Mode
 from price_keeper.config.config_sections import LabelConfig
+from price_keeper.config.label_names import LabelNames
 from price_keeper.domain import Caller, CostCeiling, ResolvedLabel
 from price_keeper.errors import Busy, InvalidRequest, QuotaExceeded, Refusal
 from price_keeper.exchange import Header, Request
@@ -358,12 +359,12 @@ class LabelResolver:
 
     def __init__(self, labels: Mapping[str, LabelConfig], *, allows_unlabelled: bool) -> None:
         self._labels = labels
-        self._by_model = {label.model: name for name, label in labels.items()}
+        self._names = LabelNames(labels)
         self._allows_unlabelled = allows_unlabelled
 
     def resolve_configured(self, requested: str) -> ResolvedLabel | None:
-        """A configured label by its name, or by the id of its model; None if there is none."""
-        name = requested if requested in self._labels else self._by_model.get(requested)
+        """A configured label by its name, an alias, or any form of its model's id; None if there is none."""
+        name = self._names.find(requested)
         return None if name is None else ResolvedLabel(requested, name, self._labels[name].model)
 
     def resolve(self, requested: str, app_labels: AppLabels = NO_APP_LABELS) -> ResolvedLabel:

@@ -3,10 +3,11 @@
 Start with `config_sections`: every key, its default and its rules.
 config_reader    YAML and environment variables to dataclasses, by the types of their fields
 value_checks     what a single value must be
+label_names      which label a name in a request stands for
 yaml_tree        YAML with a line for every node, bounded in size and depth
 config_problems  where a mistake is, and how it is reported
 config_changes   what a reload applies
-May import: domain, errors.
+May import: domain, errors, operations, model_ids.
 """
 
 from price_keeper.config.config_sections import (

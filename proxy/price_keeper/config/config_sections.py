@@ -32,6 +32,7 @@ from price_keeper.config.value_checks import (
     pico_per_unit,
 )
 from price_keeper.errors import ConfigError
+from price_keeper.model_ids import find_base_model
 
 Format = Literal["anthropic", "nova", "titan", "llama", "mistral", "cohere", "ai21", "deepseek", "openai"]
 Tier = Literal["flex", "priority", "reserved"]  # besides the default tier
@@ -143,9 +144,18 @@ def endpoints_have_one_price(model: str, endpoints: tuple[EndpointConfig, ...]) 
             yield ("endpoints", str(number), "prices_usd_per_1m"), complaint
 
 
+def aliases_are_names(model: str, aliases: tuple[str, ...]) -> Iterator[RuleViolation]:
+    for number, alias in enumerate(aliases):
+        complaint = must_be.alias(alias)
+        if complaint is None and alias in (model, *aliases[:number]):
+            complaint = "the label's own model" if alias == model else f"the same as aliases.{aliases.index(alias)}"
+        if complaint is not None:
+            yield ("aliases", str(number)), complaint
+
+
 @dataclass(frozen=True, slots=True)
 class LabelConfig:
-    rules = (endpoints_have_one_price,)
+    rules = (endpoints_have_one_price, aliases_are_names)
 
     model: str = field(metadata=constraints(must_be.model))
     format: Format
@@ -155,9 +165,15 @@ class LabelConfig:
     price_usd_per_async_job: Decimal | None = field(default=None, metadata=constraints(must_be.job_price))
     # Added to requests under hard budgets that set no maximum of output tokens; without it such requests are refused.
     max_output_tokens: int | None = field(default=None, metadata=constraints(must_be.between(1, MAX_OUTPUT_TOKENS)))
+    aliases: tuple[str, ...] = ()  # further names by which apps may call the label, beside its own and its model's
 
     def prices_at(self, endpoint: EndpointConfig) -> PricesConfig:
         return endpoint.prices_usd_per_1m or self.prices_usd_per_1m
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """What stands for the label in a request beside its own name, each in any form of a model's id."""
+        return self.model, *self.aliases
 
     @property
     def pico_per_async_job(self) -> int | None:
@@ -480,23 +496,30 @@ def metering_has_prices(unlabelled: str, default_price: TierPrices | None) -> It
                 yield ("default_price", name), f"required, but missing: {why}"
 
 
-def models_have_one_label(labels: Mapping[str, LabelConfig]) -> Iterator[RuleViolation]:
-    first: dict[str, str] = {}
+def names_mean_one_label(labels: Mapping[str, LabelConfig]) -> Iterator[RuleViolation]:
+    """No id, in any of its forms, stands for two labels."""
+    labels_by_base: dict[str, list[str]] = {}
+    for name in labels:
+        labels_by_base.setdefault(find_base_model(name), []).append(name)
+    first: dict[str, tuple[str, str, str]] = {}
     for name, label in labels.items():
-        if first.setdefault(label.model, name) != name:
-            yield ("labels", name, "model"), f"the same model as labels.{first[label.model]}"
+        for number, given in enumerate(label.model_names):
+            path = ("aliases", str(number - 1)) if number else ("model",)
+            base = find_base_model(given)
+            others = [other for other in labels_by_base.get(base, ()) if other != name]
+            if others:
+                yield ("labels", name, *path), f"also the name of another label: {others[0]}"
+            owner, key, earlier = first.setdefault(base, (name, path[0], given))
+            if owner != name:
+                what = f"the same model as labels.{owner}" if key == "model" else f"also an alias of labels.{owner}"
+                both = "" if given == earlier else f" ({given} and {earlier} are ids of one model)"
+                yield ("labels", name, *path), what + both
 
 
 def labels_are_not_taken(labels: Mapping[str, LabelConfig]) -> Iterator[RuleViolation]:
     for name in labels:
         if name in PSEUDO_LABELS:
             yield ("labels", name), f"the name under which {PSEUDO_LABELS[name]} are counted"
-
-
-def labels_are_no_models(labels: Mapping[str, LabelConfig]) -> Iterator[RuleViolation]:
-    for name, label in labels.items():
-        if label.model != name and label.model in labels:
-            yield ("labels", name, "model"), "also the name of another label"
 
 
 def _list_configured_services(config: Config) -> Iterator[tuple[str, str]]:
@@ -520,8 +543,7 @@ class Config:
     rules = (
         identity_stays_on_loopback,
         metering_has_prices,
-        models_have_one_label,
-        labels_are_no_models,
+        names_mean_one_label,
         labels_are_not_taken,
     )
 

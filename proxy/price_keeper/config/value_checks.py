@@ -19,6 +19,7 @@ from zoneinfo import available_timezones
 from price_keeper.config.config_problems import did_you_mean
 from price_keeper.config.config_reader import RuleViolation, ValueCheck
 from price_keeper.domain import is_app_id, is_label, is_org_id
+from price_keeper.operations import check_model_id
 
 _DAY_SECS = 86_400
 _MAX_PRICE = 1_000_000  # USD, for any unit: a dollar for a token is certainly a typing mistake
@@ -57,6 +58,14 @@ table_prefix = matching(r"[A-Za-z0-9_.-]{0,100}", "expected at most 100 letters,
 model = matching(
     r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._:/-]{0,2047}", "expected a Bedrock model id or inference-profile ARN"
 )
+
+
+def alias(text: str) -> str | None:
+    try:
+        check_model_id(text)
+    except ValueError:
+        return "expected a name that an app may call by: an ARN, or letters, digits and any of ._:-"
+    return None
 
 
 def org_id(text: str) -> str | None:

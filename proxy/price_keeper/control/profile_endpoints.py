@@ -15,6 +15,7 @@ from price_keeper.budgets.effective_settings import is_number
 from price_keeper.config import LabelConfig
 from price_keeper.config.config_reader import read_text as read_config
 from price_keeper.config.config_sections import Format
+from price_keeper.config.label_names import LabelNames
 from price_keeper.control.api_errors import ERROR_CODES, ApiError, invalid_request
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
 from price_keeper.control.body_fields import BodyFields, choice_field, make_nullable, pattern_field, unchecked_field
@@ -109,9 +110,7 @@ def _format_profile(item: Item) -> dict[str, Any]:
 
 
 def _check_label(services: ControlServices, label: str) -> None:
-    if label in services.labels_and_pseudo_labels or any(
-        label == each.model for each in services.config.labels.values()
-    ):
+    if label in services.labels_and_pseudo_labels or LabelNames(services.config.labels).find(label) is not None:
         raise ApiError(409, ERROR_CODES[409], f"{label} is a label of the configuration; name this one otherwise")
     if ".." in label:
         raise invalid_request("the body cannot be used", ("label", "two dots in a row cannot stand in a path"))

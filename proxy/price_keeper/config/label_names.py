@@ -1,0 +1,25 @@
+"""Which configured label a caller's model name stands for. Pure.
+
+A label is called by its own name, by its model's id or by an alias; a model's id and an alias count in every form that
+Bedrock has for them (`model_ids`). The name only selects the label: which model is called, at which price, is the
+label's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from price_keeper.config.config_sections import LabelConfig
+from price_keeper.model_ids import find_base_model
+
+
+class LabelNames:
+    def __init__(self, labels: Mapping[str, LabelConfig]) -> None:
+        self._labels = labels
+        self._by_base_model = {
+            find_base_model(name): label for label, config in labels.items() for name in config.model_names
+        }
+
+    def find(self, name: str) -> str | None:
+        """The label that the name stands for; None if there is none."""
+        return name if name in self._labels else self._by_base_model.get(find_base_model(name))
