@@ -67,7 +67,14 @@ class Catalog:
             meters = MeterFactory(config, flusher.journal, price_tables, self._clock, handler.label_selector.meters)
             hard_label_selector = HardLabelSelector(config, self._leases, price_tables, TokenCounter(self._forwarder))
             selector = data_port_wiring.build_label_selector(
-                config, self._bedrock, flusher, budgets, meters, hard_label_selector, handler.request_stats
+                config,
+                self._bedrock,
+                flusher,
+                budgets,
+                meters,
+                hard_label_selector,
+                handler.request_stats,
+                self._clock,
             )
             endpoints = data_port_wiring.list_endpoints(config, self._bedrock)
             # Nothing below this line can fail, so the switch is atomic.

@@ -62,6 +62,7 @@ from price_keeper.upstream.forwarder import (
     UpstreamTarget,
     parse_endpoint,
 )
+from price_keeper.upstream.profile_models import ProfileModels
 from price_keeper.upstream.retry_joiner import MAX_TOTAL_BYTES, RetryJoiner
 from price_keeper.upstream.sigv4 import AwsCredentials
 from price_keeper.upstream.token_counter import TokenCounter
@@ -245,7 +246,7 @@ def build_handler(
         authenticator=_build_authenticator(config, tokens, revocation),
         rate_limiter=rate_limiter,
         label_selector=build_label_selector(
-            config, bedrock, flusher, budgets, meters, hard_label_selector, request_stats
+            config, bedrock, flusher, budgets, meters, hard_label_selector, request_stats, clock
         ),
         forwarder=forwarder,
         retry_joiner=retry_joiner,
@@ -267,6 +268,7 @@ def build_label_selector(
     meters: MeterFactory,
     hard_label_selector: HardLabelSelector,
     request_stats: RequestStats,
+    clock: Clock,
 ) -> LabelSelector:
     labels = LabelResolver(config.labels, allows_unlabelled=config.unlabelled == "meter")
     return LabelSelector(
@@ -277,6 +279,7 @@ def build_label_selector(
         flusher.check_recordable,
         hard_label_selector,
         request_stats,
+        ProfileModels(lambda region: bedrock.url or build_control_plane_url(region), bedrock.authorizer, clock),
     )
 
 
@@ -291,6 +294,10 @@ def _build_authenticator(config: Config, tokens: TokenService, revocation: Revoc
 
 def build_regional_url(region: str) -> str:
     return f"https://bedrock-runtime.{region}.amazonaws.com"
+
+
+def build_control_plane_url(region: str) -> str:
+    return f"https://bedrock.{region}.amazonaws.com"
 
 
 def list_endpoints(config: Config, bedrock: BedrockAccess) -> set[UpstreamEndpoint]:

@@ -22,14 +22,16 @@ from price_keeper.budgets.label_policy import Mode
 from price_keeper.config.config_sections import LabelConfig
 from price_keeper.config.label_names import LabelNames
 from price_keeper.domain import Caller, CostCeiling, ResolvedLabel
-from price_keeper.errors import Busy, InvalidRequest, QuotaExceeded, Refusal
+from price_keeper.errors import Busy, InvalidRequest, QuotaExceeded, Refusal, UpstreamUnavailable
 from price_keeper.exchange import Header, Request
 from price_keeper.ledger.ledger_entries import ChargedCounters
+from price_keeper.model_ids import find_profile_region
 from price_keeper.operations import BodyForm, find_operations
 from price_keeper.parse_call import ParsedCall, locate_model
 from price_keeper.tasks import run_large_work
 from price_keeper.telemetry.request_stats import OperationStats, RequestStats
 from price_keeper.upstream.forwarder import UpstreamTarget
+from price_keeper.upstream.profile_models import ProfileModels
 from price_keeper.usage.inference_profiles import NO_APP_LABELS, UNREAD_APP_LABELS, AppLabels, ResolvedAppLabel
 from price_keeper.usage.meter import OperationPricing
 from price_keeper.usage.meter_factory import MeterFactory
@@ -116,6 +118,7 @@ class LabelSelector:
         check_recordable: Callable[[], None],
         hard_label_selector: HardLabelSelector,
         request_stats: RequestStats,
+        profile_models: ProfileModels,
     ) -> None:
         """`check_recordable` raises if the cost of a call could not be recorded."""
         self._labels = labels
@@ -125,6 +128,7 @@ class LabelSelector:
         self._check_recordable = check_recordable
         self._hard_label_selector = hard_label_selector
         self._request_stats = request_stats
+        self._profile_models = profile_models
         self._successor: LabelSelector | None = None
 
     def redirect_to(self, successor: LabelSelector) -> None:
@@ -181,14 +185,25 @@ class LabelSelector:
 
     async def resolve(self, caller: Caller, call: ParsedCall) -> ResolvedLabel:
         """The label that the caller's model name stands for, by the configuration in force when this returns. Raises
-        InvalidRequest and Busy."""
+        InvalidRequest, Busy and UpstreamUnavailable."""
         resolved = self._labels.resolve_configured(call.model) if call.model else ResolvedLabel("", "", "")
         if resolved is not None:
             return resolved
-        app_labels = await self._budgets.app_labels.get(caller)
+        app_labels, region = await self._budgets.app_labels.get(caller), find_profile_region(call.model)
+        profile_model: str | None = None
+        if region is not None and app_labels is not UNREAD_APP_LABELS and app_labels.resolve(call.model) is None:
+            profile_model = await self._find_profile_model(call.model, region)
         if self._successor is not None:  # the name may be a configured label now
             return await self._successor.resolve(caller, call)
-        return self._labels.resolve(call.model, app_labels)
+        return self._labels.resolve(call.model, app_labels, profile_model)
+
+    async def _find_profile_model(self, arn: str, region: str) -> str | None:
+        try:
+            return await self._profile_models.find(arn, region)
+        except UpstreamUnavailable:
+            if self._labels.allows_unlabelled:
+                return None
+            raise
 
     async def select(
         self,
@@ -360,19 +375,25 @@ class LabelResolver:
     def __init__(self, labels: Mapping[str, LabelConfig], *, allows_unlabelled: bool) -> None:
         self._labels = labels
         self._names = LabelNames(labels)
-        self._allows_unlabelled = allows_unlabelled
+        self.allows_unlabelled = allows_unlabelled
 
-    def resolve_configured(self, requested: str) -> ResolvedLabel | None:
-        """A configured label by its name, an alias, or any form of its model's id; None if there is none."""
-        name = self._names.find(requested)
+    def resolve_configured(self, requested: str, model: str | None = None) -> ResolvedLabel | None:
+        """A configured label by its name, an alias, or any form of its model's id; None if there is none. `model` is
+        what the requested name stands for, if that is known."""
+        name = self._names.find(model or requested)
         return None if name is None else ResolvedLabel(requested, name, self._labels[name].model)
 
-    def resolve(self, requested: str, app_labels: AppLabels = NO_APP_LABELS) -> ResolvedLabel:
-        """A configured label, or else one of the app's own. Raises InvalidRequest and Busy."""
+    def resolve(
+        self, requested: str, app_labels: AppLabels = NO_APP_LABELS, profile_model: str | None = None
+    ) -> ResolvedLabel:
+        """A configured label, or else one of the app's own, or else the label of the inference profile's model. Raises
+        InvalidRequest and Busy."""
         resolved = self.resolve_configured(requested) or app_labels.resolve(requested)
+        if resolved is None and profile_model is not None:
+            resolved = self.resolve_configured(requested, profile_model)
         if resolved is not None:
             return resolved
-        if self._allows_unlabelled:
+        if self.allows_unlabelled:
             return ResolvedLabel(requested, "", requested)
         if app_labels is UNREAD_APP_LABELS:
             message = f"{requested[:200]!r} may be a label of the app's own, which cannot be read now; retry later"

@@ -8,8 +8,9 @@
     aws_credentials, sigv4     credentials and signatures
     request_metadata, chat_stream_usage, json_splice   what is changed in a request
     token_counter        asks Bedrock to count tokens
+    profile_models       asks Bedrock which model an application inference profile is of
     eventstream          frames (pure)
 
-Imports errors, client_tls, clock, tasks, operations, provider_chain, exchange and telemetry.request_stats only. sigv4,
-eventstream and json_splice do no I/O.
+Imports errors, client_tls, clock, tasks, single_flight, operations, model_ids, provider_chain, exchange and
+telemetry.request_stats only. sigv4, eventstream and json_splice do no I/O.
 """

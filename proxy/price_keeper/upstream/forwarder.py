@@ -246,7 +246,7 @@ class Forwarder:
         return connection
 
     def _head(self, call: UpstreamCall, target: UpstreamTarget, body: bytes) -> bytes:
-        host = self._hosts.get(target.endpoint) or _format_host(target.endpoint)
+        host = self._hosts.get(target.endpoint) or format_host(target.endpoint)
         query = f"?{call.query}" if call.query else ""
         headers = "\r\n".join(map(": ".join, call.headers))
         if headers:
@@ -262,7 +262,7 @@ class Forwarder:
                 self._tls = get_client_context()
             tls = self._tls if endpoint.is_tls else None
             pool = self._pools[endpoint] = ConnectionPool(endpoint, self._clock.monotonic, tls, self._schedule_write)
-            self._hosts[endpoint] = _format_host(endpoint)
+            self._hosts[endpoint] = format_host(endpoint)
         return pool
 
     @property
@@ -301,7 +301,7 @@ def parse_endpoint(url: str) -> UpstreamEndpoint:
     return UpstreamEndpoint(parts.hostname or "", parts.port or (443 if is_tls else 80), is_tls)
 
 
-def _format_host(endpoint: UpstreamEndpoint) -> str:
+def format_host(endpoint: UpstreamEndpoint) -> str:
     is_default = endpoint.port == (443 if endpoint.is_tls else 80)
     host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
     return host if is_default else f"{host}:{endpoint.port}"
