@@ -57,7 +57,12 @@ def test_role_may_use_exactly_its_table_actions(role: Any) -> None:
     }
 
 
-NAMED_BY_AWS = {"async-invoke", "guardrail", "guardrail-profile"}  # what these are called is not known before
+NAMED_BY_AWS = {
+    "application-inference-profile",
+    "async-invoke",
+    "guardrail",
+    "guardrail-profile",
+}  # what these are called is not known before
 
 
 @pytest.mark.parametrize("name", [*ROLES, "tables"])
@@ -88,15 +93,16 @@ def test_policy_allows_exactly_the_delivered_models() -> None:
     (models,) = (each["Resource"] for each in policy("sidecar") if each["Sid"] == "Models")
     needed = set()
     for model in set().union(*map(delivered_models, CONFIGURATIONS)):
-        needed.add(f"arn:aws:bedrock:*::foundation-model/{model.removeprefix('us.')}")
-        if model.startswith("us."):  # an inference profile, which calls the model in one region or another
+        bare = model.removeprefix("us.").removeprefix("global.")
+        needed.add(f"arn:aws:bedrock:*::foundation-model/{bare}")
+        if model != bare:  # an inference profile, which calls the model in one region or another
             needed.add(f"arn:aws:bedrock:*:*:inference-profile/{model}")
     assert set(models) == needed
 
 
 def test_every_operation_and_no_other_bedrock_action_is_allowed() -> None:
     assert set(ACTIONS_BY_OPERATION) == set(Operation)
-    wanted = {action for actions in ACTIONS_BY_OPERATION.values() for action in actions}
+    wanted = {action for actions in ACTIONS_BY_OPERATION.values() for action in actions} | {"GetInferenceProfile"}
     for role in ("sidecar", "both"):
         assert {action for _, action in allowed(policy(role), "bedrock")} == wanted
         assert allowed(policy(role), "pricing") == {("*", "GetProducts")}

@@ -198,7 +198,7 @@ async def test_most_expensive_endpoint_is_reserved_and_serving_one_charged(tmp_p
 
 @pytest.mark.parametrize(
     ("second", "counts"),
-    [(f"us.{CLAUDE}", [CLAUDE]), ("anthropic.claude-haiku-4-5-20251001-v1:0", [CLAUDE, None])],
+    [(CLAUDE.replace("global.", "us."), [CLAUDE]), ("anthropic.claude-haiku-4-5-20251001-v1:0", [CLAUDE, None])],
     ids=["the same model", "another"],
 )
 async def test_each_model_of_label_is_counted_separately(second: str, counts: list[Any], tmp_path: Path) -> None:

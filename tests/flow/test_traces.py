@@ -100,7 +100,7 @@ def test_span_follows_conventions(traced: Traced) -> None:
     span, answer = traced.span("converse"), traced.answers["converse"]
     usage = json.loads(answer.body)["usage"]
     attributes = span.attributes
-    model = "anthropic.claude-sonnet-4-5-20250929-v1:0"
+    model = "global.anthropic.claude-sonnet-4-5-20250929-v1:0"
     assert (span.name, span.kind, span.is_error) == ("chat premium", CLIENT, False)
     assert attributes.pop("price_keeper.cost_usd") == pytest.approx(
         (usage["inputTokens"] * 3 + usage["outputTokens"] * 15) / 1e6

@@ -45,7 +45,7 @@ __all__ = [
     "simulated_bedrock",
 ]
 
-CLAUDE = "anthropic.claude-sonnet-4-5-20250929-v1:0"
+CLAUDE = "global.anthropic.claude-sonnet-4-5-20250929-v1:0"
 NOVA = "amazon.nova-lite-v1:0"
 
 # A conversation's turn, and everything else it can have; the same for the other operations.

@@ -185,13 +185,14 @@ def _build_demo_label(model: str, format: Format, *usd_per_1m: str) -> LabelConf
     return LabelConfig(model, format, PricesConfig(*(Decimal(usd) for usd in usd_per_1m)))
 
 
+# On demand these Claude models need an inference profile, whose prices these are.
 DEMO_LABELS: Mapping[str, LabelConfig] = MappingProxyType(
     {
         "premium": _build_demo_label(
-            "anthropic.claude-sonnet-4-5-20250929-v1:0", "anthropic", "3.00", "15.00", "0.30", "3.75", "6.00"
+            "global.anthropic.claude-sonnet-4-5-20250929-v1:0", "anthropic", "3.00", "15.00", "0.30", "3.75", "6.00"
         ),
         "standard": _build_demo_label(
-            "anthropic.claude-haiku-4-5-20251001-v1:0", "anthropic", "1.00", "5.00", "0.10", "1.25", "2.00"
+            "global.anthropic.claude-haiku-4-5-20251001-v1:0", "anthropic", "1.00", "5.00", "0.10", "1.25", "2.00"
         ),
         "economy": _build_demo_label("amazon.nova-lite-v1:0", "nova", "0.06", "0.24", "0.015", "0"),
     }

@@ -14,6 +14,7 @@ from typing import Any
 
 from price_keeper.app import Role
 from price_keeper.config.config_sections import DEMO_LABELS
+from price_keeper.model_ids import find_base_model
 from price_keeper.operations import Operation
 from price_keeper.stores import cloudformation
 from price_keeper.stores.schema import TABLES
@@ -74,10 +75,18 @@ def _build_any_account_arn(service: str, resource: str) -> str:
 
 # The models of the labels in the initial config.yaml and in deploy/, in any region; change them for other labels. A
 # call of an inference profile needs permission for the profile and for the model behind it.
-_DEMO_PROFILES = ("us.anthropic.claude-sonnet-4-5-20250929-v1:0", "us.amazon.nova-lite-v1:0")
+_DEMO_MODELS = (
+    *(label.model for label in DEMO_LABELS.values()),
+    "us.anthropic.claude-sonnet-4-5-20250929-v1:0",
+    "us.amazon.nova-lite-v1:0",
+)
 DEMO_MODEL_ARNS = (
-    *(f"arn:aws:bedrock:*::foundation-model/{label.model}" for label in DEMO_LABELS.values()),
-    *(_build_any_account_arn("bedrock", f"inference-profile/{name}") for name in _DEMO_PROFILES),
+    *dict.fromkeys(f"arn:aws:bedrock:*::foundation-model/{find_base_model(model)}" for model in _DEMO_MODELS),
+    *(
+        _build_any_account_arn("bedrock", f"inference-profile/{model}")
+        for model in _DEMO_MODELS
+        if model != find_base_model(model)
+    ),
 )
 
 # The actions of `price-keeper tables create` and `check`; creating a table with tags needs `TagResource`.
@@ -119,6 +128,9 @@ def _build_call_statements(arn: BuildArn, models: Any) -> Iterable[Statement]:
     yield _build_statement("Models", "bedrock", ("InvokeModel", "InvokeModelWithResponseStream", "CountTokens"), models)
     yield _build_statement("Jobs", "bedrock", ("InvokeModel", "GetAsyncInvoke"), [arn("bedrock", "async-invoke/*")])
     yield _build_statement("Guardrails", "bedrock", ("ApplyGuardrail",), guardrails)
+    yield _build_statement(
+        "Profiles", "bedrock", ("GetInferenceProfile",), [arn("bedrock", "application-inference-profile/*")]
+    )
     # These two actions apply to no resource with an ARN, so AWS accepts only "*".
     yield _build_statement("GuardrailChecks", "bedrock", ("InvokeGuardrailChecks",), "*")
     where = {"StringEquals": {"aws:RequestedRegion": PRICE_LIST_REGION}}
