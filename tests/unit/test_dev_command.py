@@ -54,7 +54,7 @@ def test_pasted_exports_work_for_any_folder_name(tmp_path: Path) -> None:
     """A shell takes what stands there as names, whatever is in them."""
     folder = tmp_path / "my $(touch made) data"
     started: Any = SimpleNamespace(data_address="127.0.0.1:1", control_address="127.0.0.1:2")
-    guide = _DevEnvironment(started, "secret", folder / "ca.pem", folder, "token").format_guide()
+    guide = _DevEnvironment(started, "secret", folder / "ca.pem", folder, "token", "premium").format_guide()
     exports = [line for line in guide.splitlines() if line.startswith("export ")]
     script = "; ".join([*exports, 'printf "%s\\n" "$AWS_CA_BUNDLE" "$CURL_CA_BUNDLE"'])
     result = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
@@ -83,3 +83,36 @@ def test_dev_mode_flushes_within_a_second(tmp_path: Path) -> None:
     for _ in range(10):
         pace.on_flushed(1)
     assert pace.seconds == 1
+
+
+LABELS_FILE = """
+listen: {data: 0.0.0.0:1}
+upstream: {endpoint: https://bedrock.example}
+store: {engine: dynamodb}
+unlabelled: meter
+default_price: {input: 1, output: 1, cache_read: 1, cache_write_5m: 1, cache_write_1h: 1}
+labels:
+  fast:
+    model: us.amazon.nova-lite-v1:0
+    aliases: [gpt-4o]
+    format: nova
+    endpoints: [{region: eu-west-1, endpoint: https://bedrock.example}]
+    prices_usd_per_1m: {input: 1, output: 2}
+"""
+
+
+def test_dev_config_has_labels_of_file_and_calls_simulator_alone(tmp_path: Path) -> None:
+    file = tmp_path / "labels.yaml"
+    file.write_text(LABELS_FILE)
+    config, plain = build_dev_config(tmp_path, 0, 0, None, file), build_dev_config(tmp_path, 0, 0, None)
+    assert list(config.labels) == ["fast"]
+    assert config.labels["fast"].aliases == ("gpt-4o",)
+    assert [(each.region, each.endpoint) for each in config.labels["fast"].endpoints] == [("eu-west-1", None)]
+    assert config.unlabelled == "meter"
+    for name in ("listen", "upstream", "store", "journal", "auth"):
+        assert getattr(config, name) == getattr(plain, name)
+
+
+def test_dev_config_without_its_file_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(PriceKeeperError, match=r"missing.yaml: cannot be read"):
+        build_dev_config(tmp_path, 0, 0, None, tmp_path / "missing.yaml")

@@ -15,6 +15,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ from price_keeper.auth.registration import build_secret_attributes
 from price_keeper.cli.atomic_file import open_atomically
 from price_keeper.cli.serve_command import disable_core_dumps, run_until_stopped
 from price_keeper.cli.shared_arguments import ADMIN_KEY_VARIABLE, API_URL_VARIABLE
+from price_keeper.cli.store_selection import load_config_at
 from price_keeper.clock import SystemClock
-from price_keeper.config import Address, Config
+from price_keeper.config import Address, Config, LabelConfig
+from price_keeper.config.config_changes import apply_reloadable
 from price_keeper.config.config_sections import KeyConfig, TlsConfig
 from price_keeper.domain import Scope, build_client_id
 from price_keeper.errors import PriceKeeperError
@@ -43,12 +46,7 @@ _CA_BUNDLE_VARIABLES = ("CURL_CA_BUNDLE", "AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"
 DEMO_TOKEN_SECONDS = 24 * 3600  # a day of work without a new token
 
 # In micro-USD: some hundreds of calls for each label, so that a user reaches a quota and sees the fallback.
-_DEMO_ORG_SETTINGS: dict[str, Value] = {
-    "org_name": "demo",
-    "timezone": "UTC",
-    "model_ordering": ["premium", "standard", "economy"],
-    "quotas": {"premium": 1_000_000, "standard": 500_000, "economy": 500_000},
-}
+_FIRST_QUOTA, _OTHER_QUOTA = 1_000_000, 500_000
 
 _GUIDE = """\
 Bedrock Price Keeper is ready; Bedrock is simulated.
@@ -67,7 +65,7 @@ export AWS_SESSION_TOKEN={token}{trust}
 
 The token lasts a day. Ask with any AWS SDK as it is, for example with Python's:
 
-{python} -c 'import boto3; print(boto3.client("bedrock-runtime").converse(modelId="premium",
+{python} -c 'import boto3; print(boto3.client("bedrock-runtime").converse(modelId="{label}",
   messages=[dict(role="user", content=[dict(text="Hello")])])["output"])'
 
 A second or two later, see what that cost, and how much may be spent in a day:
@@ -94,15 +92,18 @@ def run_dev(args: Namespace) -> int:
     _read_or_create(folder / ADMIN_KEY_FILE, lambda: secrets.token_urlsafe(32))
     secret = _read_or_create(folder / "demo-secret", make_secret)
     authority, tls = _create_tls(folder) if args.tls else (None, None)
+    read_config = partial(build_dev_config, folder, args.port, args.control_port, tls, args.config)
+    config = read_config()
 
     async def on_started(started: app.StartedServer) -> None:
-        await _create_demo_client(started.store, secret)
+        labels = list(config.labels)
+        await _create_demo_client(started.store, secret, labels)
         token = started.token_service.mint_access(DEMO_ORG, DEMO_APP, DEMO_TOKEN_SECONDS).token
-        environment = _DevEnvironment(started, secret, authority, folder, token)
+        environment = _DevEnvironment(started, secret, authority, folder, token, labels[0])
         print(json.dumps(environment.to_record()) if args.json else environment.format_guide(), flush=True)
 
     logs.configure_logging("text")
-    run_until_stopped(build_dev_config(folder, args.port, args.control_port, tls), os.environ, on_started)
+    run_until_stopped(config, os.environ, on_started, reload_config=read_config if args.config else None)
     return 0
 
 
@@ -111,8 +112,16 @@ def _create_tls(folder: Path) -> tuple[Path, TlsConfig]:
     return authority, TlsConfig(str(certificate), str(key))
 
 
-def build_dev_config(folder: Path, data_port: int, control_port: int, tls: TlsConfig | None) -> Config:
+def build_dev_config(
+    folder: Path, data_port: int, control_port: int, tls: TlsConfig | None, labels_file: Path | None = None
+) -> Config:
+    """The configuration of a demo: with the labels and prices of a file if one is given, all of whose calls go to the
+    simulated Bedrock. Raises ConfigError."""
     config = Config.development()
+    if labels_file is not None:
+        config = apply_reloadable(config, load_config_at(labels_file))
+        labels = {name: _remove_addresses(label) for name, label in config.labels.items()}
+        config = dataclasses.replace(config, labels=labels)
     return dataclasses.replace(
         config,
         listen=dataclasses.replace(
@@ -132,6 +141,11 @@ def build_dev_config(folder: Path, data_port: int, control_port: int, tls: TlsCo
     )
 
 
+def _remove_addresses(label: LabelConfig) -> LabelConfig:
+    endpoints = tuple(dataclasses.replace(endpoint, endpoint=None) for endpoint in label.endpoints)
+    return dataclasses.replace(label, endpoints=endpoints)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _DevEnvironment:
     """Addresses and credentials of the running demo, formatted as a guide or as JSON."""
@@ -141,6 +155,7 @@ class _DevEnvironment:
     authority: Path | None
     folder: Path
     token: str
+    label: str  # of the first call that the guide shows
 
     @property
     def data_url(self) -> str:
@@ -163,6 +178,7 @@ class _DevEnvironment:
             key=ADMIN_KEY_VARIABLE,
             key_file=shlex.quote(str((self.folder / ADMIN_KEY_FILE).absolute())),
             org=DEMO_ORG,
+            label=self.label,
             data=self.data_url,
             control=self.control_url,
             token=self.token,
@@ -197,15 +213,22 @@ def _format_program_name() -> str:
     return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(sys.executable)} -m price_keeper.cli"
 
 
-async def _create_demo_client(store: Store, secret: str) -> None:
+async def _create_demo_client(store: Store, secret: str, labels: list[str]) -> None:
+    """Create the demo org and its app on the first start, with these labels as the org's chain."""
     key = schema.app_config_key(DEMO_ORG, DEMO_APP)
     if await store.get(key, consistent=True) is None:
         hashed = (await asyncio.to_thread(hash_secret, secret)).decode()
+        org_settings: dict[str, Value] = {
+            "org_name": "demo",
+            "timezone": "UTC",
+            "model_ordering": list(labels),
+            "quotas": {label: _OTHER_QUOTA if number else _FIRST_QUOTA for number, label in enumerate(labels)},
+        }
         client_credentials = build_secret_attributes(Scope(DEMO_ORG, DEMO_APP), hashed, SystemClock().now())
         await store.transact(
             [
                 Put(key, {"app_name": "demo", **client_credentials}, ItemMissing()),
-                Update(schema.org_config_key(DEMO_ORG), set_if_missing=_DEMO_ORG_SETTINGS),
+                Update(schema.org_config_key(DEMO_ORG), set_if_missing=org_settings),
                 Update(schema.org_entry_key(DEMO_ORG), set_if_missing={"org_name": "demo"}),
             ]
         )

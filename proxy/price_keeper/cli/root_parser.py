@@ -76,12 +76,15 @@ def _add_dev(root: CommandParser) -> None:
         ("Run in ./data, at the usual ports", "price-keeper dev"),
         ("A second one beside it", "price-keeper dev --data-dir other --port 0 --control-port 0"),
         ("With https for apps", "price-keeper dev --tls"),
+        ("With the labels of a configuration", "price-keeper dev --config config.yaml --data-dir own"),
         target="dev_command.run_dev",
     )
     text = "where it keeps its data; default: data"
     dev.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help=text)
     add_port_options(dev)
     dev.add_argument("--tls", action="store_true", help="https for apps, by an authority made for this machine")
+    text = "take the labels and prices of this file; the demo org gets its labels when a data folder is first used"
+    dev.add_argument("--config", type=Path, metavar="FILE", help=text)
     add_json_option(dev)
 
 
