@@ -35,6 +35,7 @@ SIGNING_SECRET = "what the sidecar of these tests signs its tokens with"
 CALLERS_KEY = "CALLERSOWNACCESSKEY0"
 CALLERS_SECRET = "the-callers-own-secret-key"
 
+OLDER_CLAUDE = "anthropic.claude-3-5-sonnet-20241022-v2:0"  # an alias, for which there is no label
 PROFILE = "arn:aws:bedrock:us-east-1:123456789012:inference-profile/us.anthropic.claude-opus-4-1-20250805-v1:0"
 
 # Labels whose Bedrock fails: no listener, or this is what it does to every request.
@@ -155,7 +156,7 @@ def _config(url: str, places: dict[str, str]) -> dict[str, Any]:
         "unknown_org": "meter",
         "guardrails": {"prices_usd_per_1000_units": dict.fromkeys(_POLICIES, 0.15)},
         "labels": {
-            "premium": _label(CLAUDE),
+            "premium": _label(CLAUDE, aliases=[OLDER_CLAUDE]),
             "economy": _label("amazon.nova-lite-v1:0", "nova"),
             "profile": _label(PROFILE),
             "film": _label("amazon.nova-reel-v1:0", "nova", price_usd_per_async_job=1.5),

@@ -161,6 +161,7 @@ JAVASCRIPT_HTTP1 = Client(
 )
 LANGCHAIN = Client("langchain-aws", "langchain_calls.py", _AWS_URL, (SESSION, CONTAINER), "newest")
 STRANDS = Client("strands-agents", "strands_calls.py", _AWS_URL, (SESSION, CONTAINER), "newest")
+LLAMAINDEX = Client("LlamaIndex", "llamaindex_calls.py", _AWS_URL, (SESSION, CONTAINER), "newest")
 LITELLM = Client("LiteLLM SDK", "litellm_calls.py", "AWS_BEDROCK_RUNTIME_ENDPOINT", _ALL_AUTH_METHODS, "newest")
 ANTHROPIC = Client("anthropic, Python", "anthropic_calls.py", "ANTHROPIC_BEDROCK_BASE_URL", _ALL_AUTH_METHODS, "newest")
 ANTHROPIC_JAVASCRIPT = Client(
