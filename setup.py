@@ -28,6 +28,7 @@ COMPILED = [
     "proxy/price_keeper/ledger/ledger_entries.py",
     "proxy/price_keeper/ledger/segment.py",
     "proxy/price_keeper/parse_call.py",
+    "proxy/price_keeper/price_dimensions.py",
     "proxy/price_keeper/rates/rate_lease.py",
     "proxy/price_keeper/rates/rate_lease_manager.py",
     "proxy/price_keeper/rates/rate_limiter.py",

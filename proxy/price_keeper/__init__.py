@@ -11,8 +11,9 @@ State lives in three places: memory (bounded, rebuildable), the local journal (t
 Imports point down only, from later lines of this list to earlier ones; `tests/tidy/test_imports.py` checks it:
 
     domain, errors, clock, exchange,
+      operations, price_dimensions,
       leaky_buckets, bounded_dict,
-      client_tls                        shared types, what may go wrong, limits and caches in memory, trust
+      client_tls                        shared types and tables, what may go wrong, limits and caches in memory, trust
     config, telemetry, tasks,
       single_flight                     what every service needs
     stores                              the contract of a store, and its two engines, SQLite and DynamoDB

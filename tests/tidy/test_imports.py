@@ -23,6 +23,7 @@ LAYERS: list[set[str]] = [
         "price_keeper.exchange",
         "price_keeper.operations",
         "price_keeper.model_ids",
+        "price_keeper.price_dimensions",
         "price_keeper.leaky_buckets",
         "price_keeper.bounded_dict",
         "price_keeper.responder_wrapper",

@@ -19,8 +19,8 @@ from price_keeper.config.config_sections import (
     PricesConfig,
     TierPrices,
 )
+from price_keeper.price_dimensions import TOKEN_NAMES
 from price_keeper.usage.price_table import (
-    PRICE_DIMENSIONS,
     PRICE_UNKNOWN,
     Cost,
     ListedPrices,
@@ -107,7 +107,7 @@ MAYBE = st.none() | MONEY
 TABLES = st.builds(TierPrices, MONEY, MONEY, MAYBE, MAYBE, MAYBE)
 ALL_PRICES = st.builds(
     lambda table, tiers, optimized: PricesConfig(
-        *(getattr(table, kind) for kind in PRICE_DIMENSIONS), service_tiers=tiers, latency_optimized=optimized
+        *(getattr(table, kind) for kind in TOKEN_NAMES), service_tiers=tiers, latency_optimized=optimized
     ),
     TABLES,
     st.dictionaries(st.sampled_from(["flex", "priority", "reserved"]), TABLES),
@@ -131,11 +131,11 @@ def plain_cost(prices: PricesConfig, tokens: tuple[int, ...], tier: str, latency
     elif is_default and latency == "optimized":
         table = prices.latency_optimized
     total = Fraction(0)
-    for kind, count in zip(PRICE_DIMENSIONS, tokens, strict=True):
+    for kind, count in zip(TOKEN_NAMES, tokens, strict=True):
         price = getattr(table, kind) if table is not None else None
         if price is None:
             of_kind = [getattr(each, kind) for each in tables if getattr(each, kind) is not None]
-            every = [getattr(each, any_kind) for each in tables for any_kind in PRICE_DIMENSIONS]
+            every = [getattr(each, any_kind) for each in tables for any_kind in TOKEN_NAMES]
             price = max(of_kind, default=0) or max(each for each in every if each is not None)
         total += Fraction(price) * count / 10**6
     return total
@@ -143,7 +143,7 @@ def plain_cost(prices: PricesConfig, tokens: tuple[int, ...], tier: str, latency
 
 LONG_PRICES = st.builds(
     lambda prices, table, above: replace(
-        prices, long_context=LongContext(*(getattr(table, kind) for kind in PRICE_DIMENSIONS), above_input_tokens=above)
+        prices, long_context=LongContext(*(getattr(table, kind) for kind in TOKEN_NAMES), above_input_tokens=above)
     ),
     ALL_PRICES,
     TABLES,
@@ -173,7 +173,7 @@ PAID_PRICES = st.builds(lambda prices: replace(prices, output=prices.output + 1)
 
 
 @settings(max_examples=tries(200))
-@given(PAID_PRICES, st.sampled_from(PRICE_DIMENSIONS), TIERS, LATENCIES)
+@given(PAID_PRICES, st.sampled_from(TOKEN_NAMES), TIERS, LATENCIES)
 def test_unknown_usage_is_never_free(prices: PricesConfig, kind: str, tier: str, latency: str) -> None:
     priced = price_usage(build_price_table(prices), Usage(tier=tier, latency=latency)._replace(**{kind: 1}))
     assert PRICE_UNKNOWN not in priced.flags or priced.pico > 0

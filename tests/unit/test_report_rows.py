@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.ledger.ledger_entries import UsageCounts
+from price_keeper.price_dimensions import UsageCounts, sum_token_counts
 from price_keeper.reports import money
 from price_keeper.reports.report_rows import (
     DIMENSIONS,
@@ -18,7 +18,6 @@ from price_keeper.reports.report_rows import (
     group_spend,
     parse_dimensions,
     sum_counts,
-    sum_token_counts,
 )
 
 from tests.support.effort import tries

@@ -33,6 +33,7 @@ from price_keeper.config.value_checks import (
 )
 from price_keeper.errors import ConfigError
 from price_keeper.model_ids import find_base_model
+from price_keeper.price_dimensions import CACHE_NAMES
 
 Format = Literal["anthropic", "nova", "titan", "llama", "mistral", "cohere", "ai21", "deepseek", "openai"]
 Tier = Literal["flex", "priority", "reserved"]  # besides the default tier
@@ -67,7 +68,7 @@ class TierPrices:
 
     @property
     def pico_per_token(self) -> PicoPrices:
-        cache = (self.cache_read, self.cache_write_5m, self.cache_write_1h)
+        cache = (getattr(self, name) for name in CACHE_NAMES)
         cache_pico = (None if price is None else pico_per_token(price) for price in cache)
         return PicoPrices(pico_per_token(self.input), pico_per_token(self.output), *cache_pico)
 
@@ -491,7 +492,7 @@ def metering_has_prices(unlabelled: str, default_price: TierPrices | None) -> It
     if unlabelled == "meter" and default_price is None:
         yield ("default_price",), "required with unlabelled: meter"
     if default_price is not None:
-        for name in ("cache_read", "cache_write_5m", "cache_write_1h"):
+        for name in CACHE_NAMES:
             if getattr(default_price, name) is None:
                 why = "the model may be one that reads and writes caches"
                 yield ("default_price", name), f"required, but missing: {why}"

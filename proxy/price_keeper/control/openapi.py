@@ -13,7 +13,7 @@ from price_keeper.control.api_types import API_PREFIX, FORM, HTML, JSON, AccessL
 from price_keeper.control.body_fields import make_nullable
 from price_keeper.control.page import page_sign_in
 from price_keeper.domain import AMOUNT_FORMS, AMOUNT_PATTERN, MAX_NAME_LENGTH
-from price_keeper.ledger.ledger_entries import UsageCounts
+from price_keeper.price_dimensions import COUNT_FIELDS
 from price_keeper.rates.rate_limit_settings import MAX_BURST_SECS, MAX_RATE, MODES, RATES
 from price_keeper.telemetry.build_info import get_version
 
@@ -123,7 +123,7 @@ _QUOTA: Mapping[str, Schema] = {
     "quota_usd_micros": {**_NULLABLE_COUNT, "description": "null: unlimited"},
     "quota_usd_micros_exact": _NULLABLE_MICRO_USD,
 }
-_COUNTERS: Mapping[str, Schema] = {**dict.fromkeys(UsageCounts._fields[:-1], _COUNT), **_text_money("cost_usd_micros")}
+_COUNTERS: Mapping[str, Schema] = {**dict.fromkeys(COUNT_FIELDS, _COUNT), **_text_money("cost_usd_micros")}
 _OVERRIDE = _object({"label": _TEXT, "reason": _TEXT, "who": _TEXT, "until": _TIMESTAMP, "version": _COUNT})
 _NULLABLE_OVERRIDE: Schema = {"anyOf": [_OVERRIDE, {"type": "null"}]}
 _CURSOR: Schema = {"type": ["string", "null"], "description": "where the next page begins; null on the last one"}
@@ -142,7 +142,7 @@ _LABEL_TOTAL = _object(
         "app": {**_NULLABLE_TEXT, "description": "null where all apps share the budget"},
         "label": _TEXT,
         "period": _TEXT,
-        **dict.fromkeys(UsageCounts._fields[:-1], _COUNT),
+        **dict.fromkeys(COUNT_FIELDS, _COUNT),
         **_money("daily_total_usd_micros"),
         **_money("period_total_usd_micros"),
         **_QUOTA,

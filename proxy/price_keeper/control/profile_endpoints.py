@@ -24,6 +24,7 @@ from price_keeper.control.control_services import ControlServices
 from price_keeper.control.org_endpoints import load_app
 from price_keeper.domain import Scope
 from price_keeper.errors import ConfigError
+from price_keeper.price_dimensions import TOKEN_NAMES, TOKENS
 from price_keeper.stores import schema
 from price_keeper.stores.audit_log import to_json_value
 from price_keeper.stores.conflict_retry import retry_on_conflict
@@ -43,7 +44,7 @@ from price_keeper.stores.contract import (
     all_of,
     equals,
 )
-from price_keeper.usage.inference_profiles import ARN_PATTERN, PRICE_FIELDS
+from price_keeper.usage.inference_profiles import ARN_PATTERN
 
 MAX_PROFILES = 100  # per app
 PRICE_DIGITS = 12  # of a price, before and after the decimal point
@@ -57,9 +58,8 @@ PROFILE_BODY = BodyFields(
         "prices_usd_per_1m": unchecked_field(
             {
                 "type": "object",
-                "properties": dict.fromkeys(PRICE_FIELDS[:2], _PRICE)
-                | dict.fromkeys(PRICE_FIELDS[2:], make_nullable(_PRICE)),
-                "required": list(PRICE_FIELDS[:2]),
+                "properties": {each.name: _PRICE if each.is_required else make_nullable(_PRICE) for each in TOKENS},
+                "required": [each.name for each in TOKENS if each.is_required],
                 "additionalProperties": False,
             }
         ),
@@ -127,7 +127,7 @@ def _parse_prices(given: Any) -> dict[str, Value]:
             f"expected a number of at most {PRICE_DIGITS} digits before and after its point",
         )
         for name, value in prices.items()
-        if name not in PRICE_FIELDS or not is_number(value) or not _is_representable(value)
+        if name not in TOKEN_NAMES or not is_number(value) or not _is_representable(value)
     ]
     if mistakes:
         raise invalid_request("the body cannot be used", *mistakes)

@@ -24,7 +24,7 @@ from price_keeper.control.control_services import ControlServices
 from price_keeper.domain import build_money_record
 from price_keeper.org_calendar import load_zone
 from price_keeper.reports.label_totals import LabelTotal, load_budgets, read_label_totals
-from price_keeper.reports.report_formats import COUNT_FIELDS, build_json_report
+from price_keeper.reports.report_formats import build_json_report
 from price_keeper.reports.report_period import ReportPeriod, check_report_period, parse_report_period
 from price_keeper.reports.report_rows import DIMENSIONS, filter_spend, group_spend
 from price_keeper.reports.spend_report import build_report
@@ -111,7 +111,7 @@ def _format_label(total: LabelTotal) -> dict[str, Any]:
         "app": total.app,
         "label": total.label,
         "period": total.period,
-        **dict(zip(COUNT_FIELDS, total.today, strict=False)),
+        **total.today.by_name(),
         **build_money_record("daily_total_usd_micros", total.today.pico),
         **build_money_record("period_total_usd_micros", spent),
         **build_money_record("quota_usd_micros", quota),

@@ -33,6 +33,7 @@ from price_keeper.ledger.usage_submissions import (
     UsageSubmission,
 )
 from price_keeper.org_calendar import Period, PeriodSpan, find_org_date, find_span
+from price_keeper.price_dimensions import TOKEN_COUNTERS, TOKENS
 from price_keeper.reports import money
 from price_keeper.stores import schema
 from price_keeper.usage.inference_profiles import NO_APP_LABELS, UNREAD_APP_LABELS
@@ -135,17 +136,12 @@ _TOKEN_COUNT_FIELD = integer_field(0, MAX_TOKENS)
 _USAGE_FIELDS: Mapping[str, FieldType] = {
     "request_id": pattern_field(r"[A-Za-z0-9._:-]{1,128}", 128, "1 to 128 letters, digits or any of ._:-"),
     "label": LABEL_FIELD,
-    "input_tokens": _TOKEN_COUNT_FIELD,
-    "output_tokens": _TOKEN_COUNT_FIELD,
-    "cache_read_tokens": _TOKEN_COUNT_FIELD,
-    "cache_write_5m_tokens": _TOKEN_COUNT_FIELD,
-    "cache_write_1h_tokens": _TOKEN_COUNT_FIELD,
+    **dict.fromkeys(TOKEN_COUNTERS, _TOKEN_COUNT_FIELD),
     "service_tier": pattern_field(r"[a-z]{1,32}", 32, "a service tier in small letters"),
     "occurred_at": TIMESTAMP_FIELD,
 }
-USAGE_BODY = BodyFields(_USAGE_FIELDS, ("request_id", "label", "input_tokens", "output_tokens"))
+USAGE_BODY = BodyFields(_USAGE_FIELDS, ("request_id", "label", *(each.counter for each in TOKENS if each.is_required)))
 _DIGEST_ENCODER = json.JSONEncoder(separators=(",", ":"))
-_TOKEN_FIELD_NAMES = {name.removesuffix("_tokens"): name for name in _USAGE_FIELDS if name.endswith("_tokens")}
 
 
 async def post_usage(services: ControlServices, request: ApiRequest) -> ApiResponse:
@@ -337,16 +333,14 @@ async def _price_usage(services: ControlServices, caller: Caller, name: str, usa
 
 def _build_usage(fields: Mapping[str, Any]) -> Usage:
     return Usage(
-        **{field: fields.get(name, 0) for field, name in _TOKEN_FIELD_NAMES.items()},
+        **{each.name: fields.get(each.counter, 0) for each in TOKENS},
         tier=fields.get("service_tier", ""),
     )
 
 
 def _digest_fields(fields: Mapping[str, Any]) -> str:
     """A digest of the submitted fields, to recognise a repeat. It is stored, so its input must never change."""
-    significant = {
-        name: fields[name] for name in sorted(fields) if fields[name] != 0 or name not in _TOKEN_FIELD_NAMES.values()
-    }
+    significant = {name: fields[name] for name in sorted(fields) if fields[name] != 0 or name not in TOKEN_COUNTERS}
     return sha256(_DIGEST_ENCODER.encode(significant).encode()).hexdigest()
 
 

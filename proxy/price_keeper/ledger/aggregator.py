@@ -35,8 +35,9 @@ from price_keeper.ledger.counter_writes import (
     to_pico,
 )
 from price_keeper.ledger.lease_rows import HardBudgetKey
-from price_keeper.ledger.ledger_entries import Counter, UsageCounts
+from price_keeper.ledger.ledger_entries import Counter
 from price_keeper.org_calendar import format_day
+from price_keeper.price_dimensions import COUNT_FIELDS
 from price_keeper.stores import schema
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,
@@ -69,7 +70,7 @@ COUNTERS_PER_BATCH: Final = 12  # of 8 shards each, which one request reads
 MAX_CONCURRENT_BATCHES: Final = 2
 MAX_ABOVE_SHARDS: Final = 1000
 AS_OF_ATTRIBUTE: Final = "as_of_epoch"
-TOTAL_ATTRIBUTES: Final = (*UsageCounts._fields[:-1], COST_ATTRIBUTE)
+TOTAL_ATTRIBUTES: Final = (*COUNT_FIELDS, COST_ATTRIBUTE)
 _NUMBERS: Final = (*TOTAL_ATTRIBUTES, AS_OF_ATTRIBUTE)
 LAG_BOUNDS: Final[BucketBounds] = (1, 5, 10, 20, 30, 45, 60, 90, 120, 300, 600, 1800)
 

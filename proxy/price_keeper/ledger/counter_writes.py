@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 from price_keeper.domain import PICO_PER_MICRO, Scope
 from price_keeper.ledger import lease_rows
 from price_keeper.ledger.journal import SegmentPart
-from price_keeper.ledger.ledger_entries import Counter, UsageCounts
+from price_keeper.ledger.ledger_entries import Counter
 from price_keeper.ledger.ulid import read_created_at
+from price_keeper.price_dimensions import UsageCounts
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, ItemMissing, Key, Put, Update, Value, Write
 
@@ -38,7 +39,6 @@ LISTING_SECONDS = 900  # for which a process may add to a counter after it liste
 LISTED_PAUSES = 20  # and as many times the pause before it, up to the next full hour
 SHARDS_PREFIX = "shards_"  # with the shard count, the name of an attribute
 UNTIL_HOUR_PREFIX = "writes_until_hour_"  # with an hour of the UTC day, 1 to 24, the name of an attribute
-_COUNT_ATTRIBUTES = UsageCounts._fields[:-1]  # all but the money, named like the attributes in the store
 
 
 _LINES, _DIGEST, _PARTS, _ESTIMATED, _CARRIED = "lines", "digest", "parts", "estimated", "carried"
@@ -200,9 +200,7 @@ def build_addition(ulid: str, counter: Counter, counts: UsageCounts, now: float)
 
 
 def _build_increment(key: Key, counts: UsageCounts, now: float, keep_seconds: int) -> Update:
-    added: dict[str, int | Decimal] = {
-        name: number for name, number in zip(_COUNT_ATTRIBUTES, counts, strict=False) if number
-    }
+    added: dict[str, int | Decimal] = {name: number for name, number in counts.by_name().items() if number}
     added[COST_ATTRIBUTE] = to_micros(counts.pico)
     return Update(key, add=added, set={"updated_at_epoch": int(now), EXPIRY_ATTRIBUTE: int(now) + keep_seconds})
 

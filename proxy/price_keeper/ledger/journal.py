@@ -47,13 +47,13 @@ from price_keeper.ledger.ledger_entries import (
     Intent,
     LineKind,
     Receipt,
-    UsageCounts,
     UsageTally,
     encode_head,
     encode_ready,
 )
 from price_keeper.ledger.segment import Segment, sync_file, sync_folder
 from price_keeper.ledger.ulid import UlidFactory, read_created_at
+from price_keeper.price_dimensions import UsageCounts
 from price_keeper.stores.contract import MAX_TRANSACTION_WRITES
 from price_keeper.telemetry.incident import Incident
 from price_keeper.telemetry.request_stats import MAX_LABELS, OTHER_LABEL
@@ -438,7 +438,7 @@ class Journal:
             self._note_recovery()
         del self._open[number]
         for listener in intent.charged.spend_listeners:
-            listener.on_call_ended(_expected_pico(intent), 0 if receipt is None else receipt.counts[-1])
+            listener.on_call_ended(_expected_pico(intent), 0 if receipt is None else receipt.counts.pico)
         if receipt is not None:
             self.tally.add(intent.charged, receipt.counts)
         for completion_listener in intent.completion_listeners:

@@ -17,7 +17,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from price_keeper.ledger.aggregator import AS_OF_ATTRIBUTE, build_total_key, read_counter_rows
 from price_keeper.ledger.counter_writes import COST_ATTRIBUTE, to_pico
 from price_keeper.ledger.flusher import Flusher
-from price_keeper.ledger.ledger_entries import Counter, UsageCounts
+from price_keeper.ledger.ledger_entries import Counter
+from price_keeper.price_dimensions import COUNT_FIELDS, UsageCounts
 from price_keeper.stores.contract import Store
 
 MAX_COUNTERS: Final = 20_000  # with own usage; the oldest are evicted, and only their totals are known then
@@ -134,8 +135,8 @@ def read_total(item: Mapping[str, Any] | None) -> KnownTotal:
 
 def parse_counts(item: Mapping[str, Any]) -> UsageCounts:
     """Of a shard, a total, or a sum of shards."""
-    numbers = [int(item.get(name, 0)) for name in UsageCounts._fields[:-1]]
-    return UsageCounts._make([*numbers, to_pico(item.get(COST_ATTRIBUTE, 0))])
+    counts = {name: int(item.get(name, 0)) for name in COUNT_FIELDS}
+    return UsageCounts(**counts, pico=to_pico(item.get(COST_ATTRIBUTE, 0)))
 
 
 def _find(counts: Mapping[Counter, UsageCounts], counter: Counter) -> UsageCounts:

@@ -14,6 +14,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 
+from price_keeper.price_dimensions import UsageCounts as UsageCounts
+
 _MAX_PENDING: Final = 200
 
 
@@ -85,30 +87,6 @@ class Counter(NamedTuple):
     def budget_period(self) -> str:
         """The period of the budget, also for the counter of a lease."""
         return self.holder_and_period[1] if self.is_lease else self.period_or_lease
-
-
-class UsageCounts(NamedTuple):
-    """What is counted. All fields but `pico` are named like the attributes in the store.
-
-    The journal has the values by position, and `pico` is read as the last one. So no field may be inserted, moved or
-    removed without a new JOURNAL_FORMAT.
-    """
-
-    requests: int = 0
-    estimated_requests: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cache_read_tokens: int = 0
-    cache_write_5m_tokens: int = 0
-    cache_write_1h_tokens: int = 0
-    guardrail_units: int = 0
-    pico: int = 0
-
-    def plus(self, other: UsageCounts) -> UsageCounts:
-        return UsageCounts._make(map(int.__add__, self, other))
-
-    def less(self, other: UsageCounts) -> UsageCounts:
-        return UsageCounts._make(map(int.__sub__, self, other))
 
 
 class SpendListener(Protocol):
@@ -208,7 +186,7 @@ class UsageTally:
 
     def add(self, charged: ChargedCounters, counts: UsageCounts) -> None:
         self._pending.append((charged, counts))
-        self.pico += counts[-1]
+        self.pico += counts.pico
         self.requests += 1
         if len(self._pending) > _MAX_PENDING:
             self._fold_pending()

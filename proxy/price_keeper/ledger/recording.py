@@ -13,6 +13,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 
 from price_keeper.clock import Clock
@@ -25,12 +26,12 @@ from price_keeper.ledger.flusher import Flusher, FlushInterval
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.journal_lock import is_disk_full, lock_folder
 from price_keeper.ledger.lease_file import BudgetLeaseFile, release_former_leases
-from price_keeper.ledger.ledger_entries import UsageCounts
 from price_keeper.ledger.orphaned_journals import OrphanedJournals
 from price_keeper.ledger.recovery import RecoveredJournal, recover
 from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.ledger.total_sweep import SWEEP_SECONDS, TotalSweep
 from price_keeper.ledger.ulid import UlidFactory
+from price_keeper.price_dimensions import TOKENS, UsageCounts
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import metrics
@@ -219,13 +220,7 @@ _REQUESTS: Mapping[str, _CountGetter] = {
     "false": lambda counts: counts.requests - counts.estimated_requests,
     "true": lambda counts: counts.estimated_requests,
 }
-_TOKENS: Mapping[str, _CountGetter] = {
-    "input": lambda counts: counts.input_tokens,
-    "output": lambda counts: counts.output_tokens,
-    "cache_read": lambda counts: counts.cache_read_tokens,
-    "cache_write_5m": lambda counts: counts.cache_write_5m_tokens,
-    "cache_write_1h": lambda counts: counts.cache_write_1h_tokens,
-}
+_TOKENS: Mapping[str, _CountGetter] = {each.name: attrgetter(each.counter) for each in TOKENS}
 
 
 def _register_usage_metrics(telemetry: MetricsRegistry, journal: Journal) -> None:

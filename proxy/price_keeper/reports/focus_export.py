@@ -12,11 +12,11 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from price_keeper.config.config_sections import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
-from price_keeper.ledger.ledger_entries import UsageCounts
 from price_keeper.org_calendar import find_day_span
+from price_keeper.price_dimensions import COUNTED_UNITS, UsageCounts, sum_token_counts
 from price_keeper.reports.money import format_exact_usd
 from price_keeper.reports.report_formats import escape_formula, format_time
-from price_keeper.reports.report_rows import SpendEntry, sum_token_counts
+from price_keeper.reports.report_rows import SpendEntry
 from price_keeper.reports.spend_report import SpendReport
 
 FOCUS_VERSION = "1.3"
@@ -35,9 +35,7 @@ FOCUS_COLUMNS = (
     "PublisherName", "RegionId", "RegionName", "ResourceId", "ResourceName", "ResourceType", "ServiceCategory",
     "ServiceName", "ServiceProviderName", "ServiceSubcategory", "SkuId", "SkuMeter", "SkuPriceId", "SubAccountId",
     "SubAccountName", "Tags",
-    "x_CacheReadTokens", "x_CacheWriteFiveMinuteTokens", "x_CacheWriteOneHourTokens", "x_DataGeneratorName",
-    "x_EstimatedRequests", "x_GuardrailUnits", "x_InputTokens", "x_OrgDay", "x_OrgTimeZone", "x_OutputTokens",
-    "x_Requests",
+    *sorted([*(unit.focus_column for unit in COUNTED_UNITS), "x_DataGeneratorName", "x_OrgDay", "x_OrgTimeZone"]),
 )  # fmt: skip
 
 _CONSTANT_CELLS = {
@@ -148,16 +146,8 @@ def _build_resource(report: SpendReport, spent: SpendEntry, region: str | None) 
 
 
 def _build_own_columns(report: SpendReport, spent: SpendEntry) -> FocusRecord:
-    counts = spent.counts
     return {
-        "x_CacheReadTokens": counts.cache_read_tokens,
-        "x_CacheWriteFiveMinuteTokens": counts.cache_write_5m_tokens,
-        "x_CacheWriteOneHourTokens": counts.cache_write_1h_tokens,
-        "x_EstimatedRequests": counts.estimated_requests,
-        "x_GuardrailUnits": counts.guardrail_units,
-        "x_InputTokens": counts.input_tokens,
+        **{unit.focus_column: getattr(spent.counts, unit.counter) for unit in COUNTED_UNITS},
         "x_OrgDay": spent.day.isoformat(),
         "x_OrgTimeZone": report.orgs[spent.org].zone.key,
-        "x_OutputTokens": counts.output_tokens,
-        "x_Requests": counts.requests,
     }

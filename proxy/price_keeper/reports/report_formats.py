@@ -13,12 +13,11 @@ from datetime import UTC, date, datetime
 from io import StringIO
 from typing import Any
 
-from price_keeper.ledger.ledger_entries import UsageCounts
+from price_keeper.price_dimensions import COUNT_FIELDS, UsageCounts
 from price_keeper.reports import money
 from price_keeper.reports.report_rows import ReportRow, RowKey, sum_counts
 from price_keeper.reports.spend_report import SpendReport
 
-COUNT_FIELDS = UsageCounts._fields[:-1]
 NAME_COLUMNS = {"org": "org_name", "app": "app_name"}  # the column behind an id
 # The first characters of a formula. Some spreadsheets also accept their full-width forms, and skip characters of the
 # ignored categories before them.
@@ -58,8 +57,7 @@ def format_csv_report(
     for row in rows:
         keys = _build_keys(report, row, by)
         keys.update({column: escape_formula(keys[column]) for column in NAME_COLUMNS.values() if column in keys})
-        counts_by_name = dict(zip(COUNT_FIELDS, row.counts, strict=False))
-        records.append({**keys, **counts_by_name, "cost_usd": money.format_exact_usd(row.counts.pico)})
+        records.append({**keys, **row.counts.by_name(), "cost_usd": money.format_exact_usd(row.counts.pico)})
     return format_csv([*columns, *COUNT_FIELDS, "cost_usd"], records, has_header=has_header)
 
 
@@ -94,7 +92,7 @@ def _find_name(report: SpendReport, name: str, keys: Mapping[str, RowKey]) -> st
 
 
 def build_count_record(counts: UsageCounts) -> dict[str, Any]:
-    return {**dict(zip(COUNT_FIELDS, counts, strict=False)), **money.build_text_record("cost_usd_micros", counts.pico)}
+    return {**counts.by_name(), **money.build_text_record("cost_usd_micros", counts.pico)}
 
 
 def _to_one_line(value: Any) -> Any:

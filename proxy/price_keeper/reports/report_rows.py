@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import date
 from typing import NamedTuple
 
-from price_keeper.ledger.ledger_entries import UsageCounts
+from price_keeper.price_dimensions import UsageCounts
 
 DIMENSIONS = ("org", "app", "label", "day")
 NO_APP = "-"  # shown in place of an app for callers without one
@@ -43,16 +43,6 @@ def sum_counts(counts: Iterable[UsageCounts]) -> UsageCounts:
     for each in counts:
         result = result.plus(each)
     return result
-
-
-def sum_token_counts(counts: UsageCounts) -> int:
-    return (
-        counts.input_tokens
-        + counts.output_tokens
-        + counts.cache_read_tokens
-        + counts.cache_write_5m_tokens
-        + counts.cache_write_1h_tokens
-    )
 
 
 def filter_spend(entries: Iterable[SpendEntry], app: str | None, label: str | None) -> list[SpendEntry]:

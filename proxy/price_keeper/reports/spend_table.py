@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
-from price_keeper.ledger.ledger_entries import UsageCounts
+from price_keeper.price_dimensions import UsageCounts, sum_token_counts
 from price_keeper.reports import money
-from price_keeper.reports.report_rows import NO_APP, ReportRow, sum_counts, sum_token_counts
+from price_keeper.reports.report_rows import NO_APP, ReportRow, sum_counts
 from price_keeper.reports.terminal_text import make_printable, measure_width, pad_to_width, truncate
 
 MIN_BAR_WIDTH, MAX_BAR_WIDTH = 6, 40

@@ -11,12 +11,12 @@ from typing import Any, cast, get_args
 from price_keeper.config import value_checks as must_be
 from price_keeper.config.config_sections import EndpointConfig, Format, LabelConfig, PricesConfig
 from price_keeper.domain import ResolvedLabel
+from price_keeper.price_dimensions import TOKEN_NAMES
 from price_keeper.stores.contract import Item
 from price_keeper.usage.price_table import PriceTable, build_label_price_table
 
 _REGION = r"[a-z]{2,8}(-[a-z]{1,12}){1,3}-[0-9]{1,2}"
 ARN_PATTERN = rf"arn:aws[a-z-]*:bedrock:{_REGION}:[0-9]{{12}}:(application-)?inference-profile/[A-Za-z0-9._:-]{{1,128}}"
-PRICE_FIELDS = ("input", "output", "cache_read", "cache_write_5m", "cache_write_1h")
 
 _ARN = re.compile(ARN_PATTERN)
 
@@ -77,15 +77,15 @@ def _parse_prices(given: Any) -> PricesConfig:
     if not isinstance(given, Mapping):
         raise ValueError("prices_usd_per_1m: expected a mapping")
     prices = {name: _parse_price(name, value) for name, value in given.items() if value is not None}
-    input, output, *cache = (prices.get(name) for name in PRICE_FIELDS)
+    input, output, *cache = (prices.get(name) for name in TOKEN_NAMES)
     if input is None or output is None:
         raise ValueError("prices_usd_per_1m: input and output are required")
     return PricesConfig(input, output, *cache)
 
 
 def _parse_price(name: str, value: Any) -> Decimal:
-    if name not in PRICE_FIELDS or not isinstance(value, (int, Decimal)) or isinstance(value, bool):
-        raise ValueError(f"prices_usd_per_1m: expected a number for each of {', '.join(PRICE_FIELDS)} and nothing else")
+    if name not in TOKEN_NAMES or not isinstance(value, (int, Decimal)) or isinstance(value, bool):
+        raise ValueError(f"prices_usd_per_1m: expected a number for each of {', '.join(TOKEN_NAMES)} and nothing else")
     price = Decimal(value)
     complaint = must_be.price(price) if price.is_finite() else "expected a number"
     if complaint:

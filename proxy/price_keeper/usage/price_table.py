@@ -1,13 +1,9 @@
 """Turns usage into money: exact integers of pico-dollars. Pure.
 
 START HERE: `PriceTable`. It holds all prices of one label at one endpoint, by service tier, latency mode and price
-dimension (`PRICE_DIMENSIONS`). It never changes: a new price is a new table, and a call is charged by the table that it
+dimension (`price_dimensions`). It never changes: a new price is a new table, and a call is charged by the table that it
 began with. Usage without a price of its own is charged at the highest known price and flagged `price_unknown`; it is
 never free.
-
-A new price dimension is a field of `PicoPrices` and `TierPrices` (config), of `Usage` and `ReportedCounts`
-(token_usage), of `inference_profiles.PRICE_FIELDS`, of `price_list` (its name in AWS's list), and of `UsageCounts`,
-which is the journal's format; the metrics and reports that list `UsageCounts` by name follow.
 """
 
 from __future__ import annotations
@@ -21,10 +17,10 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from price_keeper.config.config_sections import EndpointConfig, LabelConfig, PicoPrices, PricesConfig, TierPrices
+from price_keeper.price_dimensions import TOKEN_NAMES
 from price_keeper.usage.token_usage import Usage, make_plain_usage
 
 PRICE_UNKNOWN: Final = "price_unknown"  # some usage has no price of its own and was charged at the highest one
-PRICE_DIMENSIONS: Final = PicoPrices._fields
 DEFAULT_TIER: Final = "default"
 LATENCY_OPTIMIZED: Final = "optimized"
 LONG_CONTEXT: Final = "long_context"
@@ -43,7 +39,7 @@ _ORDINARY_LATENCIES: Final = ("", "standard")
 
 _NO_FLAGS: frozenset[str] = frozenset()
 _PRICE_UNKNOWN_FLAGS: Final = frozenset((PRICE_UNKNOWN,))
-_NO_PRICES: Final = (None,) * len(PRICE_DIMENSIONS)
+_NO_PRICES: Final = (None,) * len(TOKEN_NAMES)
 _UNLIMITED_TOKENS: Final = 10**18
 
 
@@ -264,7 +260,7 @@ def _overlay_table(configured: PicoPrices | None, listed: Mapping[str, int]) -> 
     """Overlay one table; None for a tier for which neither source has both input and output."""
     fallback = configured or _NO_PRICES
     input, output, *cache = (
-        listed.get(dimension, price) for dimension, price in zip(PRICE_DIMENSIONS, fallback, strict=True)
+        listed.get(dimension, price) for dimension, price in zip(TOKEN_NAMES, fallback, strict=True)
     )
     return None if input is None or output is None else PicoPrices(input, output, *cache)
 
@@ -273,7 +269,7 @@ def _lists_every_price(listed: Mapping[str, Mapping[str, int]], merged: Mapping[
     return all(
         price is None or dimension in listed.get(name, {})
         for name, table in merged.items()
-        for dimension, price in zip(PRICE_DIMENSIONS, table, strict=True)
+        for dimension, price in zip(TOKEN_NAMES, table, strict=True)
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from price_keeper.clock import Clock
 from price_keeper.config.config_sections import Config
 from price_keeper.errors import ConditionFailed, StoreError
+from price_keeper.price_dimensions import TOKEN_NAMES
 from price_keeper.stores import schema
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,
@@ -34,7 +35,6 @@ from price_keeper.usage.price_list import Product, UnclearPrices, identify_model
 from price_keeper.usage.price_list_client import PriceListUnreadable
 from price_keeper.usage.price_table import (
     DEFAULT_TIER,
-    PRICE_DIMENSIONS,
     ListedPrices,
     PriceSource,
     PriceTable,
@@ -116,7 +116,7 @@ def _parse_tables(tables: Any) -> Mapping[str, Mapping[str, int]]:
 def _parse_table(table: Any) -> Iterator[tuple[str, int]]:
     for attribute, price in table.items():
         dimension = attribute.removesuffix(_UNIT_SUFFIX)
-        if dimension == attribute or dimension not in PRICE_DIMENSIONS or type(price) is not int or price < 0:
+        if dimension == attribute or dimension not in TOKEN_NAMES or type(price) is not int or price < 0:
             raise ValueError(f"not a price: {attribute}")
         yield dimension, price
 
