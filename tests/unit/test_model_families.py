@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from botocore.session import get_session
+from price_keeper.budgets.hard import request_forms
+from price_keeper.config.config_sections import Format
 from price_keeper.usage import model_families
 from price_keeper.usage.model_families import MAX_TOKENS
 from price_keeper.usage.token_usage import Usage
@@ -442,3 +446,7 @@ def test_every_family_reader_sees_its_telltale_member():
 def test_guardrail_units_match_service_model():
     shape = get_session().get_service_model("bedrock-runtime").shape_for("GuardrailUsage")
     assert set(UNITS) >= set(shape.members)
+
+
+def test_request_forms_have_a_row_for_every_format() -> None:
+    assert tuple(request_forms.FAMILIES) == get_args(Format)

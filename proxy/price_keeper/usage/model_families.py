@@ -3,15 +3,8 @@
 A family is recognised by the members of its response and not by the model id, because imported models use the form of
 the model they derive from. A number that no response can have counted makes its whole place count as not stated.
 
-START HERE for a new family. It needs, in this order:
-
-    `_FAMILY_READERS`    maps a telltale member of a response to the function that reads that family's counts
-    `USAGE_MEMBERS`      beside it: the members that state its usage, or they are never read
-    `_METADATA_MEMBERS`  its members that are not what the model said
-    `stream_usage`       how its streamed chunks wrap these members
-    `config_sections`    its name in `Format`, and in the rule which formats need prices of caches
-    `budgets.hard.request_forms`  the members that its requests may have, or hard budgets refuse them
-    `bedrock_simulator.families`  its bodies, for tests
+START HERE for a new family: a row of `ANSWER_FORMS`, whole answers and streams alike, if its answers have none of the
+forms that are there; a row of `budgets.hard.request_forms.FAMILIES`, and its name in `config_sections.Format`.
 
 `read_converse`, `read_invocation`, `read_chat` and `read_guardrail` read one complete response, headers included, and
 return None if it does not state its usage.
@@ -22,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from price_keeper.usage.token_usage import NO_COUNTS, ReportedCounts, Usage, build_usage, merge_counts, sum_input
 
@@ -53,14 +46,6 @@ _NOT_PRINTABLE: Final = re.compile(r"[^ -~]")
 
 NO_HEADERS: Final[Mapping[bytes, bytes]] = MappingProxyType({})
 EMBEDDING_MEMBERS: Final = ("embedding", "embeddings", "embeddingsByType")
-
-# Members that describe a response and are not part of what the model said.
-_METADATA_MEMBERS: Final = frozenset(
-    ("id", "type", "role", "model", "object", "status", "version", "stop_reason", "stopReason", "stop_sequence",
-     "stop_details", "finish_reason", "finishReason", "completionReason", "event_type", "generation_id", "response_id",
-     "service_tier", "serviceTier", "performanceConfig", "system_fingerprint", "usage", "meta", "trace",
-     INVOCATION_METRICS, "amazon-bedrock-guardrailAction", "amazon-bedrock-trace")
-)  # fmt: skip
 
 _CountReader = Callable[[Json], ReportedCounts]
 
@@ -340,12 +325,9 @@ def _read_metrics(place: Json) -> ReportedCounts:
 def _read_usage_member(document: Json) -> ReportedCounts:
     """Read the member `usage`, which most families have; the names in it show the form."""
     usage = _object_member(document, "usage")
-    if "prompt_tokens" in usage or "completion_tokens" in usage:
-        return _read_openai(usage)
-    if "inputTokens" in usage or "outputTokens" in usage:
-        return _read_converse_counts(usage)
-    if "billed_units" in usage or "tokens" in usage:
-        return _read_cohere_counts(usage)
+    for names, reader in _USAGE_READERS:
+        if any(name in usage for name in names):
+            return reader(usage)
     return _read_anthropic(usage)
 
 
@@ -385,22 +367,94 @@ def _read_jurassic(document: Json) -> ReportedCounts:
     return ReportedCounts(len(prompt), sum(map(len, completions))) if prompt else NO_COUNTS
 
 
+class AnswerForm(NamedTuple):
+    """How answers of InvokeModel state their counts. What is left out, a form does not have."""
+
+    read: _CountReader  # takes the member `usage` if the form is known by `usage_names`, else the document
+    telltales: tuple[str, ...] = ()  # members of the document of which one shows the form
+    usage_names: tuple[str, ...] = ()  # or members of its `usage`
+    members: tuple[str, ...] = ()  # other members that state usage
+    metadata: tuple[str, ...] = ()  # members that are not what the model said
+    wrapper: str = ""  # the member of a streamed chunk that has the counts
+    chunk_beginning: bytes = b""  # of a chunk with counts; such chunks may be anywhere in a stream
+    end_marks: tuple[str, ...] = ()  # members of the chunk after which no output follows
+
+
+# The first form that an answer shows is read; Claude's has no telltale within `usage`, so it is the one that is left.
+ANSWER_FORMS: Final = (
+    AnswerForm(
+        _read_openai,  # also Mistral, DeepSeek, Jamba, and all that is imported
+        usage_names=("prompt_tokens", "completion_tokens"),
+        metadata=("object", "finish_reason", "system_fingerprint"),
+        end_marks=("finish_reason",),
+    ),
+    AnswerForm(
+        _read_converse_counts,  # Nova
+        usage_names=("inputTokens", "outputTokens"),
+        metadata=("stopReason",),
+        wrapper="metadata",
+        chunk_beginning=b'{"metadata":',
+    ),
+    AnswerForm(
+        _read_cohere_counts,
+        usage_names=("billed_units", "tokens"),
+        metadata=("finishReason", "event_type", "generation_id", "response_id"),
+        wrapper="response",
+        end_marks=("is_finished",),
+    ),
+    AnswerForm(
+        _read_anthropic,
+        metadata=("stop_sequence", "stop_details"),
+        wrapper="message",
+        chunk_beginning=b'{"type":"message_',
+    ),
+    AnswerForm(
+        _read_titan,
+        telltales=("inputTextTokenCount",),
+        members=("results", "totalOutputTextTokenCount"),
+        metadata=("completionReason",),
+        end_marks=("completionReason",),
+    ),
+    AnswerForm(
+        _read_llama,
+        telltales=("prompt_token_count", "generation_token_count"),
+        metadata=("stop_reason",),
+        end_marks=("stop_reason",),
+    ),
+    AnswerForm(
+        _read_metrics,  # Nova's embeddings
+        telltales=("inputTokenCount",),
+        members=("outputTokenCount", "cacheReadInputTokenCount", "cacheWriteInputTokenCount"),
+    ),
+    AnswerForm(_read_cohere, telltales=("meta",), metadata=("meta",)),
+    AnswerForm(_read_jurassic, telltales=("completions",), members=("prompt",)),
+)
+
+_USAGE_READERS = tuple((form.usage_names, form.read) for form in ANSWER_FORMS if form.usage_names)
 _FAMILY_READERS: tuple[tuple[str, _CountReader], ...] = (
     ("usage", _read_usage_member),
-    ("inputTextTokenCount", _read_titan),
-    ("prompt_token_count", _read_llama),
-    ("generation_token_count", _read_llama),
-    ("inputTokenCount", _read_metrics),  # Nova's embeddings
-    ("meta", _read_cohere),
-    ("completions", _read_jurassic),
+    *((telltale, form.read) for form in ANSWER_FORMS for telltale in form.telltales),
 )
+CHUNK_WRAPPERS: Final = tuple(form.wrapper for form in ANSWER_FORMS if form.wrapper)
+COUNTING_CHUNK_BEGINNINGS: Final = tuple(form.chunk_beginning for form in ANSWER_FORMS if form.chunk_beginning)
+END_MARKS: Final = tuple(mark for form in ANSWER_FORMS for mark in form.end_marks)
 
 # All members that the readers here look at in a complete response. `fast_parse` reduces a response to these, so
 # readers see no others.
-USAGE_MEMBERS: Final = ("usage", "service_tier", "serviceTier", "performanceConfig", "inputTextTokenCount", "results",
-    "totalOutputTextTokenCount", "prompt_token_count", "generation_token_count", "inputTokenCount",
-    "outputTokenCount", "cacheReadInputTokenCount", "cacheWriteInputTokenCount", "meta", "prompt",
-    "completions")  # fmt: skip
+USAGE_MEMBERS: Final = (
+    *dict.fromkeys(member for member, _ in _FAMILY_READERS),
+    "service_tier",
+    "serviceTier",
+    "performanceConfig",
+    *(member for form in ANSWER_FORMS for member in form.members),
+)
+
+# Members that describe a response and are not part of what the model said.
+_METADATA_MEMBERS: Final = frozenset(
+    ("id", "type", "role", "model", "status", "version", "service_tier", "serviceTier", "performanceConfig", "usage",
+     "trace", INVOCATION_METRICS, "amazon-bedrock-guardrailAction", "amazon-bedrock-trace",
+     *(name for form in ANSWER_FORMS for name in form.metadata))
+)  # fmt: skip
 
 
 # ---------------------------------------------------------------- members of JSON

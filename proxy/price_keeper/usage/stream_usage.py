@@ -5,15 +5,14 @@ While a stream runs, each frame costs as little work as possible; parsing waits 
 the stream itself stated, or None if it was cut before. In that case a soft budget is charged the input of
 `partial_usage()`, which may be None as well, and the output of `estimate_output()`; a hard one is charged the ceiling.
 
-The chunks of all model families are read with the table of `model_families`. A family whose chunks state their counts
-one level deeper needs an entry in `_WRAPPERS`.
+The chunks of all model families are read with the table of `model_families`.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -44,12 +43,12 @@ MAX_EVENT_BYTES: Final = 256 * 1024
 _MAX_FIRST_CHUNKS: Final = 2
 _MAX_LAST_CHUNKS: Final = 3  # Claude's message_delta and message_stop, and one that may follow them
 
-# The beginnings of the chunks with Claude's and Nova's counts, `{"type":"message_` and `{"metadata":` in base64. They
-# are kept wherever they are in the stream, because keep-alive chunks may come before and after them.
-_COUNTING_PREFIXES: Final = (b'{"bytes":"eyJ0eXBlIjoibWVzc2FnZV', b'{"bytes":"eyJtZXRhZGF0YSI6')
-
-# Members in which a family wraps its counts: Claude at the start, Nova and Cohere at the end.
-_WRAPPERS: Final = ("message", "metadata", "response")
+# Chunks with these beginnings are kept wherever they are in the stream, because keep-alive chunks may come before and
+# after them. A character of base64 is six bits; one that is not whole depends on what follows.
+_COUNTING_PREFIXES: Final = tuple(
+    b'{"bytes":"' + b64encode(beginning)[: len(beginning) * 8 // 6]
+    for beginning in model_families.COUNTING_CHUNK_BEGINNINGS
+)
 
 # A guardrail's trace can be in the metadata. It comes before the usage, so the end suffices, however long the trace is.
 # Of the output only the length is needed, for estimates.
@@ -220,7 +219,7 @@ def _parse_end_of_chunk(payload: bytes) -> dict[str, Any]:
 
 def _read_chunk_counts(chunk: dict[str, Any]) -> ReportedCounts:
     counts = model_families.read_counts(chunk)
-    for name in _WRAPPERS:
+    for name in model_families.CHUNK_WRAPPERS:
         if counts != NO_COUNTS:
             break
         counts = model_families.read_counts(chunk.get(name))
@@ -242,8 +241,7 @@ def _is_final(chunk: dict[str, Any]) -> bool:
 
 
 def _has_stop_reason(place: Any) -> bool:
-    names = ("finish_reason", "stop_reason", "completionReason", "is_finished")
-    return isinstance(place, dict) and any(place.get(name) for name in names)
+    return isinstance(place, dict) and any(place.get(name) for name in model_families.END_MARKS)
 
 
 # ---------------------------------------------------------------- chat completions

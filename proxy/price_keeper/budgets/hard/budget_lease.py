@@ -31,6 +31,7 @@ from price_keeper.errors import ConditionFailed, ReasonCode, StoreError, Transac
 from price_keeper.ledger import lease_rows
 from price_keeper.ledger.lease_file import BudgetLeaseFile
 from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
+from price_keeper.price_dimensions import UsageCounts
 from price_keeper.single_flight import SingleFlight
 from price_keeper.stores.contract import Item, Store, Write, iterate_rows
 from price_keeper.tasks import Tasks
@@ -81,7 +82,7 @@ class ChargedReceipt(Protocol):
     """The part of a receipt that settles a reservation."""
 
     @property
-    def counts(self) -> Sequence[int]: ...  # the last of them is the cost in pico-dollars
+    def counts(self) -> UsageCounts: ...
 
 
 class CostReservation:
@@ -98,7 +99,7 @@ class CostReservation:
     def on_completed(self, receipt: ChargedReceipt | None) -> None:
         lease, self._lease = self._lease, None
         if lease is not None:
-            lease.settle(self.ceiling, 0 if receipt is None else receipt.counts[-1])
+            lease.settle(self.ceiling, 0 if receipt is None else receipt.counts.pico)
 
     def on_never_sent(self) -> None:
         self.on_completed(None)

@@ -166,30 +166,37 @@ def _find_cohere_form(_: str, document: Json) -> RequestForm:
     return _COMMAND_FORM if "prompt" in document else _COHERE_EMBED_FORM
 
 
-_INVOKE_FORMS: Mapping[str, Callable[[str, Json], RequestForm]] = {
-    "anthropic": lambda _, document: _CLAUDE_FORM if "messages" in document else _CLAUDE_TEXT_FORM,
-    "nova": lambda _, __: _NOVA_FORM,
-    "titan": lambda model, _: _TITAN_EMBED_FORM if _TITAN_EMBED_MODEL.search(model) else _TITAN_FORM,
-    "llama": lambda _, __: _LLAMA_FORM,
-    "mistral": lambda _, document: _MISTRAL_FORM if "messages" in document else _COMPLETION_FORM,
-    "cohere": _find_cohere_form,
-    "ai21": lambda _, document: _JAMBA_FORM if "messages" in document else _JURASSIC_FORM,
-    "deepseek": lambda _, document: _DEEPSEEK_FORM if "messages" in document else _COMPLETION_FORM,
-    "openai": lambda _, __: CHAT_COMPLETIONS_FORM,
-}
-_CONVERSE_INNER_FORMS = {
-    "anthropic": _CLAUDE_FORM._replace(
-        caps=(*_CLAUDE_FORM.caps, ("max_tokens_to_sample",)),
-        members={**claude_members.MEMBERS, **ignore_members("max_tokens_to_sample")},
+class RequestFamily(NamedTuple):
+    """The forms of one model family's requests."""
+
+    find_invoke_form: Callable[[str, Json], RequestForm]  # from the model's id and the body of InvokeModel
+    converse_fields: RequestForm  # of Converse's additional fields
+
+
+def _always(form: RequestForm) -> Callable[[str, Json], RequestForm]:
+    return lambda _, __: form
+
+
+def _if_messages(chat_form: RequestForm, text_form: RequestForm) -> Callable[[str, Json], RequestForm]:
+    return lambda _, document: chat_form if "messages" in document else text_form
+
+
+_CLAUDE_FIELDS = _CLAUDE_FORM._replace(
+    caps=(*_CLAUDE_FORM.caps, ("max_tokens_to_sample",)),
+    members={**claude_members.MEMBERS, **ignore_members("max_tokens_to_sample")},
+)
+FAMILIES: Mapping[str, RequestFamily] = {
+    "anthropic": RequestFamily(_if_messages(_CLAUDE_FORM, _CLAUDE_TEXT_FORM), _CLAUDE_FIELDS),
+    "nova": RequestFamily(_always(_NOVA_FORM), _NOVA_FORM),
+    "titan": RequestFamily(
+        lambda model, _: _TITAN_EMBED_FORM if _TITAN_EMBED_MODEL.search(model) else _TITAN_FORM, _TITAN_FORM
     ),
-    "nova": _NOVA_FORM,
-    "titan": _TITAN_FORM,
-    "llama": _LLAMA_FORM,
-    "mistral": _MISTRAL_FORM,
-    "cohere": _COMMAND_R_FORM,
-    "ai21": _JAMBA_FORM,
-    "deepseek": _DEEPSEEK_FORM,
-    "openai": CHAT_COMPLETIONS_FORM,
+    "llama": RequestFamily(_always(_LLAMA_FORM), _LLAMA_FORM),
+    "mistral": RequestFamily(_if_messages(_MISTRAL_FORM, _COMPLETION_FORM), _MISTRAL_FORM),
+    "cohere": RequestFamily(_find_cohere_form, _COMMAND_R_FORM),
+    "ai21": RequestFamily(_if_messages(_JAMBA_FORM, _JURASSIC_FORM), _JAMBA_FORM),
+    "deepseek": RequestFamily(_if_messages(_DEEPSEEK_FORM, _COMPLETION_FORM), _DEEPSEEK_FORM),
+    "openai": RequestFamily(_always(CHAT_COMPLETIONS_FORM), CHAT_COMPLETIONS_FORM),
 }
 
 
@@ -213,7 +220,7 @@ def _build_converse_form(inner_form: RequestForm) -> RequestForm:
     )
 
 
-_CONVERSE_FORMS = {format: _build_converse_form(inner) for format, inner in _CONVERSE_INNER_FORMS.items()}
+_CONVERSE_FORMS = {format: _build_converse_form(family.converse_fields) for format, family in FAMILIES.items()}
 
 
 def find_form(operation: Operation, format: str, model: str, document: Json) -> RequestForm:
@@ -223,8 +230,8 @@ def find_form(operation: Operation, format: str, model: str, document: Json) -> 
         return CHAT_COMPLETIONS_FORM
     if operation.traits.form is BodyForm.RESPONSES:
         return _RESPONSES_FORM
-    if format not in _INVOKE_FORMS:
+    if format not in FAMILIES:
         raise build_unbounded_error(f"a model of format {format!r}")
     if operation.traits.form is BodyForm.CONVERSE:
         return _CONVERSE_FORMS[format]
-    return _INVOKE_FORMS[format](model, document)
+    return FAMILIES[format].find_invoke_form(model, document)
