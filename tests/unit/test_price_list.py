@@ -171,6 +171,7 @@ def test_model_ids_never_share_a_listed_name() -> None:
         ("anthropic.claude-sonnet-4-6", ("",)),
         ("us.anthropic.claude-sonnet-4-6", ("geo", "")),
         ("apac.anthropic.claude-sonnet-4-6", ("geo", "")),
+        ("amer.anthropic.claude-sonnet-4-6", ("geo", "")),
         ("us-gov.anthropic.claude-sonnet-4-6", ("geo", "")),
         ("global.anthropic.claude-sonnet-4-6", ("global",)),
         ("arn:aws:bedrock:us-east-1:123456789012:inference-profile/eu.anthropic.claude-sonnet-4-6", ("geo", "")),

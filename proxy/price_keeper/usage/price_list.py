@@ -57,7 +57,7 @@ class UnclearPrices(NamedTuple):
 
 # ---------------------------------------------------------------- names of models
 
-_PROFILE = re.compile(r"(global|us-gov|apac|[a-z]{2})\.(?=[a-z0-9]+\.)")
+_PROFILE = re.compile(r"(global|us-gov|apac|amer|[a-z]{2})\.(?=[a-z0-9]+\.)")
 _ARN = re.compile(r"arn:[^:]*:bedrock:[^:]*:[^:]*:(?:inference-profile|foundation-model)/(.+)")
 _BEDROCK_EDITION = re.compile(r"\s*\(amazon bedrock edition\)$", re.IGNORECASE)
 _LATENCY_OPTIMIZED_NAME = re.compile(r"\s+latency optimized$", re.IGNORECASE)
