@@ -40,6 +40,7 @@ from price_keeper.upstream.retry_joiner import RetryJoiner, SharedResponse
 from price_keeper.usage import guardrail_usage
 from price_keeper.usage.meter_factory import FREE_METER, CallMeter
 from price_keeper.usage.stream_usage import is_usage_only_event
+from price_keeper.usage.unit_usage import NO_UNITS, read_request
 from price_keeper.vendor_apis import (
     COUNT_TOKENS,
     VENDOR_PREFIXES,
@@ -236,6 +237,11 @@ class RequestHandler:
                             request.headers,
                             request.body,
                         )
+                requested_units = NO_UNITS
+                if selection.pricing is not None and selection.pricing.sold_units:
+                    requested_units = await run_in_thread_if_large(
+                        request.body, read_request, operation, request.body, selection.pricing.sold_units
+                    )
                 call = UpstreamCall(
                     request.method.decode(),
                     "",  # no operation that is forwarded takes a query
@@ -257,6 +263,7 @@ class RequestHandler:
                         guardrail_units,
                         pending,
                         selection.ceiling,
+                        requested_units,
                     )
                     pending = ()
                 else:

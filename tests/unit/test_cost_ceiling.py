@@ -447,3 +447,42 @@ def test_usage_kind_known_only_from_response_is_within_ceiling() -> None:
             for tier in ("", "reserved", "unheard of"):
                 usage = Usage(output=100, tier=tier)._replace(**{kind: found.input_tokens})
                 assert price_usage(tariff, usage).pico <= found.pico
+
+
+# ---------------------------------------------------------------- what is sold by the piece
+
+FREE_TOKENS = build_price_table(PricesConfig(Decimal(0), Decimal(0)))
+PIECES = cost_ceiling.CallPrices(
+    [FREE_TOKENS], piece_prices={"search_unit": 2, "image": 70, "image_1024_standard": 40, "video_second": 8}
+)
+PICTURES = {"taskType": "TEXT_IMAGE", "textToImageParams": {"text": "a fox"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "format", "pico"),
+    [
+        ({"query": "a", "documents": ["b"] * 101}, "cohere", 4),
+        ({"query": "a", "documents": ["b" * 500] * 99}, "titan", 4),
+        (PICTURES | {"imageGenerationConfig": {"numberOfImages": 5}}, "nova", 200),
+        (PICTURES | {"imageGenerationConfig": {"numberOfImages": 5, "quality": "premium"}}, "titan", 350),
+        ({"taskType": "INPAINTING", "inPaintingParams": {"image": "aGk="}}, "nova", 70),
+    ],
+)
+def test_ceiling_has_every_piece_that_is_asked_for(body: dict[str, Any], format: str, pico: int) -> None:
+    assert asked(body, INVOKE, format, PIECES).pico == pico
+
+
+def test_pieces_without_a_price_are_refused() -> None:
+    assert "prices_usd_per_unit" in refusal(PICTURES, INVOKE, "nova")
+    assert "prices_usd_per_unit" in refusal({"query": "a", "documents": ["b"]}, INVOKE, "cohere")
+
+
+def test_search_whose_query_is_too_long_to_bound_is_refused() -> None:
+    assert "query" in refusal({"query": "a" * 300, "documents": ["b" * 500]}, INVOKE, "cohere", prices=PIECES)
+
+
+def test_ceiling_of_job_is_its_seconds_or_its_one_price() -> None:
+    seconds = {"modelId": "m", "modelInput": {"videoGenerationConfig": {"durationSeconds": 6}}}
+    assert asked(seconds, Operation.ASYNC_INVOKES, prices=PIECES).pico == 48
+    assert asked({"modelId": "m"}, Operation.ASYNC_INVOKES, prices=PIECES._replace(job_price=9)).pico == 9
+    assert "price" in refusal({"modelId": "m"}, Operation.ASYNC_INVOKES, prices=PIECES)

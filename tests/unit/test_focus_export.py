@@ -243,11 +243,15 @@ def test_focus_row_of_app_and_label() -> None:
         "x_DataGeneratorName": "Bedrock Price Keeper",
         "x_EstimatedRequests": "1",
         "x_GuardrailUnits": "3",
+        "x_Images": "0",
         "x_InputTokens": "100",
         "x_OrgDay": "2026-11-18",
         "x_OrgTimeZone": "Europe/Berlin",
         "x_OutputTokens": "50",
         "x_Requests": "9",
+        "x_SearchUnits": "0",
+        "x_ToolCalls": "0",
+        "x_VideoSeconds": "0",
     }
 
 
@@ -359,3 +363,16 @@ def test_focus_rules_detect_violations(old: str, new: str, fault: str) -> None:
     assert faults(GOOD) == []
     assert old in GOOD
     assert any(fault in found for found in faults(GOOD.replace(old, new, 1)))
+
+
+@pytest.mark.parametrize(
+    ("counts", "cells"),
+    [
+        (UsageCounts(1, pico=5, images=3), ("Images", "3", "Images")),
+        (UsageCounts(1, pico=5, video_seconds=6), ("Seconds", "6", "Seconds")),
+        (UsageCounts(1, 0, 10, pico=5, images=3), ("Tokens", "10", "Tokens")),
+    ],
+)
+def test_pieces_are_the_quantity_of_a_row_without_tokens(counts: UsageCounts, cells: tuple[str, str, str]) -> None:
+    (row,) = export_rows(spent("shop", "pictures", counts=counts))
+    assert (row["SkuMeter"], row["PricingQuantity"], row["PricingUnit"]) == cells

@@ -136,11 +136,13 @@ class HardLabelSelector:
             return CallPrices((resolved.profile.price_table,), self._unit_prices)
         label = self._labels.get(resolved.label)
         if pricing.counted_label == ASYNC_JOB_LABEL or not resolved.model:
-            return CallPrices((), self._unit_prices, None if label is None else label.pico_per_async_job)
+            if label is None:
+                return CallPrices((), self._unit_prices)
+            return CallPrices((), self._unit_prices, label.pico_per_async_job, label.pico_per_unit)
         price_tables = tuple(
             self._price_tables.for_label(resolved.label, target.region, target.model) for target in targets
         )
-        return CallPrices(price_tables, self._unit_prices)
+        return CallPrices(price_tables, self._unit_prices, piece_prices=price_tables[0].unit_prices)
 
     async def _compute_ceiling(self, candidate: Candidate, content: RequestContent, prices: CallPrices) -> CostCeiling:
         """The highest ceiling over the label's models, if its targets have several."""

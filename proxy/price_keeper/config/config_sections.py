@@ -163,6 +163,11 @@ class LabelConfig:
     prices_usd_per_1m: PricesConfig
     price_source: Literal["aws", "config"] = "aws"
     endpoints: tuple[EndpointConfig, ...] = ()  # tried in this order; default: the upstream's
+    # USD for one unit that no count of tokens expresses: an image, a second of video, a search.
+    prices_usd_per_unit: Mapping[str, Decimal] = field(
+        default_factory=lambda: MappingProxyType({}),
+        metadata=constraints(must_be.prices_of_units, keys=must_be.unit_dimension),
+    )
     price_usd_per_async_job: Decimal | None = field(default=None, metadata=constraints(must_be.job_price))
     # Added to requests under hard budgets that set no maximum of output tokens; without it such requests are refused.
     max_output_tokens: int | None = field(default=None, metadata=constraints(must_be.between(1, MAX_OUTPUT_TOKENS)))
@@ -175,6 +180,10 @@ class LabelConfig:
     def model_names(self) -> tuple[str, ...]:
         """What stands for the label in a request beside its own name, each in any form of a model's id."""
         return self.model, *self.aliases
+
+    @property
+    def pico_per_unit(self) -> Mapping[str, int]:
+        return MappingProxyType({name: pico_per_job(usd) for name, usd in self.prices_usd_per_unit.items()})
 
     @property
     def pico_per_async_job(self) -> int | None:

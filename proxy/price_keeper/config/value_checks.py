@@ -20,6 +20,7 @@ from price_keeper.config.config_problems import did_you_mean
 from price_keeper.config.config_reader import RuleViolation, ValueCheck
 from price_keeper.domain import is_app_id, is_label, is_org_id
 from price_keeper.operations import check_model_id
+from price_keeper.price_dimensions import UNITS_BY_NAME
 
 _DAY_SECS = 86_400
 _MAX_PRICE = 1_000_000  # USD, for any unit: a dollar for a token is certainly a typing mistake
@@ -100,6 +101,18 @@ def price(usd_per_1m: Decimal) -> str | None:
 
 def unit_price(usd_per_1000: Decimal) -> str | None:
     return _check_price(usd_per_1000, "USD for a thousand units", pico_per_unit)
+
+
+def unit_dimension(name: str) -> str | None:
+    if name in UNITS_BY_NAME:
+        return None
+    hint = did_you_mean(name, UNITS_BY_NAME)
+    return f"expected one of {', '.join(UNITS_BY_NAME)}{f' ({hint})' if hint else ''}"
+
+
+def prices_of_units(usd_by_name: Mapping[str, Decimal]) -> str | None:
+    complaints = ((name, _check_price(usd, "USD for one", pico_per_job)) for name, usd in usd_by_name.items())
+    return next((f"{name}: {complaint}" for name, complaint in complaints if complaint is not None), None)
 
 
 def job_price(usd: Decimal) -> str | None:

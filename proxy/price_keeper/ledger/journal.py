@@ -123,7 +123,9 @@ class SegmentSeal:
         return cls(ulid, tally.pico, tally.requests, tuple(_split_into_parts(tally)))
 
     def encode(self) -> bytes:
-        parts = [[[*counter, *map(_encode_integer, counts)] for counter, counts in part] for part in self.parts]
+        parts = [
+            [[*counter, *map(_encode_integer, counts.to_values())] for counter, counts in part] for part in self.parts
+        ]
         return orjson.dumps([LineKind.SEAL.value, self.ulid, _encode_integer(self.pico), self.requests, parts])
 
     @classmethod

@@ -167,7 +167,7 @@ class Receipt:
     about: Mapping[str, str] = field(default_factory=dict)
 
     def encode(self, number: int) -> bytes:
-        return orjson.dumps((_RECORD_KIND, number, (*self.counts,), self.about))
+        return orjson.dumps((_RECORD_KIND, number, self.counts.to_values(), self.about))
 
     @classmethod
     def from_values(cls, values: list[Any]) -> Receipt:

@@ -31,7 +31,7 @@ from price_keeper.ledger.recovery import RecoveredJournal, recover
 from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.ledger.total_sweep import SWEEP_SECONDS, TotalSweep
 from price_keeper.ledger.ulid import UlidFactory
-from price_keeper.price_dimensions import TOKENS, UsageCounts
+from price_keeper.price_dimensions import PIECES, TOKENS, UsageCounts
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import metrics
@@ -221,6 +221,7 @@ _REQUESTS: Mapping[str, _CountGetter] = {
     "true": lambda counts: counts.estimated_requests,
 }
 _TOKENS: Mapping[str, _CountGetter] = {each.name: attrgetter(each.counter) for each in TOKENS}
+_PIECES: Mapping[str, _CountGetter] = {unit.counter: attrgetter(unit.counter) for unit in PIECES}
 
 
 def _register_usage_metrics(telemetry: MetricsRegistry, journal: Journal) -> None:
@@ -230,6 +231,7 @@ def _register_usage_metrics(telemetry: MetricsRegistry, journal: Journal) -> Non
 
     telemetry.add(metrics.RECORDED_REQUESTS, lambda: build_samples("estimated", _REQUESTS))
     telemetry.add(metrics.TOKENS, lambda: build_samples("type", _TOKENS))
+    telemetry.add(metrics.PIECES, lambda: build_samples("type", _PIECES))
     telemetry.add(
         metrics.RECORDED_USD,
         lambda: [({"label": label}, counts.pico / PICO_PER_USD) for label, counts in journal.recorded_by_label.items()],

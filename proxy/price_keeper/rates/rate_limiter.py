@@ -79,9 +79,12 @@ class RateReservation:
         if receipt is None:
             self._lease_manager.settle(decision, _NO_TOKENS)
             return
-        _, is_estimated, input, output, _, written_5m, written_1h, _, _ = receipt.counts
-        used = input + output + written_5m + written_1h
-        self._lease_manager.settle(decision, {TOKENS: MILLI * (max(used, self._tokens) if is_estimated else used)})
+        counts = receipt.counts
+        written = counts.cache_write_5m_tokens + counts.cache_write_1h_tokens
+        used = counts.input_tokens + counts.output_tokens + written
+        if counts.estimated_requests:
+            used = max(used, self._tokens)
+        self._lease_manager.settle(decision, {TOKENS: MILLI * used})
 
     def on_never_sent(self) -> None:
         """Give everything back. A call that was not completed before this was never sent."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import NamedTuple
 
 from price_keeper.config.config_sections import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
 from price_keeper.org_calendar import find_day_span
-from price_keeper.price_dimensions import COUNTED_UNITS, UsageCounts, sum_token_counts
+from price_keeper.price_dimensions import COUNTED_UNITS, PIECES, UsageCounts, sum_token_counts
 from price_keeper.reports.money import format_exact_usd
 from price_keeper.reports.report_formats import escape_formula, format_time
 from price_keeper.reports.report_rows import SpendEntry
@@ -116,7 +117,7 @@ def _build_periods(report: SpendReport, spent: SpendEntry) -> FocusRecord:
 
 
 def _build_usage(spent: SpendEntry) -> FocusRecord:
-    measure = _OTHER_MEASURES.get(spent.label, _TOKEN_MEASURE)
+    measure = _OTHER_MEASURES.get(spent.label) or _find_measure(spent.counts)
     quantity = measure.get_quantity(spent.counts)
     return {
         "ChargeDescription": f"Amazon Bedrock {measure.meter.lower()}, label {spent.label}",
@@ -128,6 +129,15 @@ def _build_usage(spent: SpendEntry) -> FocusRecord:
         "SkuMeter": measure.meter,
         "SkuPriceId": spent.label,
     }
+
+
+def _find_measure(counts: UsageCounts) -> _Measure:
+    """Tokens, or the first of what is sold by the piece of a label without any."""
+    if not sum_token_counts(counts):
+        for unit in PIECES:
+            if getattr(counts, unit.counter):
+                return _Measure(unit.title, unit.focus_unit, attrgetter(unit.counter))
+    return _TOKEN_MEASURE
 
 
 def _build_resource(report: SpendReport, spent: SpendEntry, region: str | None) -> FocusRecord:

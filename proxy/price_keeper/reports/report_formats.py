@@ -13,11 +13,12 @@ from datetime import UTC, date, datetime
 from io import StringIO
 from typing import Any
 
-from price_keeper.price_dimensions import COUNT_FIELDS, UsageCounts
+from price_keeper.price_dimensions import UsageCounts
 from price_keeper.reports import money
 from price_keeper.reports.report_rows import ReportRow, RowKey, sum_counts
 from price_keeper.reports.spend_report import SpendReport
 
+_COUNT_COLUMNS = tuple("cost_usd" if name == "pico" else name for name in UsageCounts._fields)
 NAME_COLUMNS = {"org": "org_name", "app": "app_name"}  # the column behind an id
 # The first characters of a formula. Some spreadsheets also accept their full-width forms, and skip characters of the
 # ignored categories before them.
@@ -58,7 +59,7 @@ def format_csv_report(
         keys = _build_keys(report, row, by)
         keys.update({column: escape_formula(keys[column]) for column in NAME_COLUMNS.values() if column in keys})
         records.append({**keys, **row.counts.by_name(), "cost_usd": money.format_exact_usd(row.counts.pico)})
-    return format_csv([*columns, *COUNT_FIELDS, "cost_usd"], records, has_header=has_header)
+    return format_csv([*columns, *_COUNT_COLUMNS], records, has_header=has_header)
 
 
 def format_csv(columns: Sequence[str], records: Iterable[Mapping[str, Any]], *, has_header: bool = True) -> str:

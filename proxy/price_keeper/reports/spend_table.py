@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
+from operator import attrgetter
 
-from price_keeper.price_dimensions import UsageCounts, sum_token_counts
+from price_keeper.price_dimensions import PIECES, CountedUnit, UsageCounts, sum_token_counts
 from price_keeper.reports import money
 from price_keeper.reports.report_rows import NO_APP, ReportRow, sum_counts
 from price_keeper.reports.terminal_text import make_printable, measure_width, pad_to_width, truncate
@@ -75,13 +76,21 @@ _CACHED = _Column(
 _OUTPUT = _Column("Output", lambda counts: _format_short(counts.output_tokens))
 _TOKENS = _Column("Tokens", lambda counts: _format_short(sum_token_counts(counts)))
 _UNITS = _Column("Units", lambda counts: _format_short(counts.guardrail_units), lambda whole: whole.guardrail_units > 0)
+
+
+def _build_piece_column(unit: CountedUnit) -> _Column:
+    get_count: Callable[[UsageCounts], int] = attrgetter(unit.counter)
+    return _Column(unit.title, lambda counts: _format_short(get_count(counts)), lambda whole: get_count(whole) > 0)
+
+
+_PIECES = tuple(map(_build_piece_column, PIECES))
 _COST = _Column("Cost", lambda counts: money.format_usd(counts.pico))
 
 # Column sets with the minimum width of names: the first one that leaves room for bars is used. Columns for cached
-# tokens, guardrail units and estimates are omitted where all are zero; the formats for programs have all columns.
+# tokens, units and estimates are omitted where all are zero; the formats for programs have all columns.
 _LAYOUTS = (
-    ((_REQUESTS, _ESTIMATED, _INPUT, _CACHED, _OUTPUT, _UNITS, _COST), 16),
-    ((_REQUESTS, _ESTIMATED, _TOKENS, _UNITS, _COST), 16),
+    ((_REQUESTS, _ESTIMATED, _INPUT, _CACHED, _OUTPUT, _UNITS, *_PIECES, _COST), 16),
+    ((_REQUESTS, _ESTIMATED, _TOKENS, _UNITS, *_PIECES, _COST), 16),
     ((_REQUESTS, _ESTIMATED, _TOKENS, _COST), 12),
     ((_REQUESTS, _ESTIMATED, _COST), 10),
 )

@@ -80,6 +80,9 @@ UPSTREAM_TROUBLE = _metric(
 RECORDED_REQUESTS = _metric("recorded_requests_total", "counter", "calls recorded, by whether their usage is estimated")
 RECORDED_USD = _metric("recorded_usd_total", "counter", "US dollars recorded since the start of the process")
 TOKENS = _metric("tokens_total", "counter", "tokens recorded since the start of the process, by what they cost as")
+PIECES = _metric(
+    "units_total", "counter", "what is sold by the piece, recorded since the start of the process, by type"
+)
 GUARDRAIL_UNITS = _metric("guardrail_units_total", "counter", "units of guardrails recorded since the start")
 CALLS_OPEN = _metric("calls_open", "gauge", "calls sent to Bedrock whose usage is not known yet")
 UNFLUSHED_USD = _metric("unflushed_usd", "gauge", "US dollars in the journal that are not in the store")

@@ -29,12 +29,14 @@ from price_keeper.ledger.ledger_entries import (
     UsageCounts,
 )
 from price_keeper.operations import Charge, Operation, find_operations
+from price_keeper.price_dimensions import UNITS_BY_NAME
 from price_keeper.telemetry.logs import build_bedrock_extra
 from price_keeper.upstream.forwarder import UpstreamTarget
 from price_keeper.usage.guardrail_usage import GuardrailUsageReader, price_guardrail
 from price_keeper.usage.model_families import UNBILLED_GUARDRAIL_COUNTS
 from price_keeper.usage.price_table import Cost, Pricer
 from price_keeper.usage.token_usage import Usage, sum_tokens
+from price_keeper.usage.unit_usage import NO_UNITS, RequestedUnits, UnitUsageReader
 from price_keeper.usage.usage_reader import UsageReader, build_reader
 
 INITIAL_OUTPUT_TOKENS: Final = 500  # the forecast before any response
@@ -50,18 +52,28 @@ MAX_JOB_ANSWER_BYTES = 64 * 1024  # of a response that holds only an ARN
 
 _log = logging.getLogger("price_keeper.recording")
 
+_NO_QUANTITY_COUNTS: Final = UsageCounts()[UsageCounts._fields.index("pico") + 1 :]
 _make_tuple = tuple.__new__  # makes a named tuple in half the time of calling its class
 
 
 def build_counts(usage: Usage, pico: int, *, is_estimated: bool = False) -> UsageCounts:
-    input, output, cache_read, written_5m, written_1h, _, _, by_policy = usage
+    input, output, cache_read, written_5m, written_1h, _, _, by_policy, quantities = usage
     units = sum(count for name, count in by_policy.items() if name not in UNBILLED_GUARDRAIL_COUNTS) if by_policy else 0
-    return UsageCounts(1, int(is_estimated), input, output, cache_read, written_5m, written_1h, units, pico)
+    counts = UsageCounts(1, int(is_estimated), input, output, cache_read, written_5m, written_1h, units, pico)
+    return counts.plus(_count_quantities(quantities)) if quantities else counts
+
+
+def _count_quantities(quantities: Mapping[str, int]) -> UsageCounts:
+    counted: dict[str, int] = {}
+    for name, quantity in quantities.items():
+        counter = UNITS_BY_NAME[name].counter
+        counted[counter] = counted.get(counter, 0) + quantity
+    return UsageCounts(**counted)
 
 
 def make_plain_counts(input: int, output: int, pico: int) -> UsageCounts:
     """Counts of a call that used only plain input and output, the usual case. Takes half the time of `build_counts`."""
-    return _make_tuple(UsageCounts, (1, 0, input, output, 0, 0, 0, 0, pico))
+    return _make_tuple(UsageCounts, (1, 0, input, output, 0, 0, 0, 0, pico, *_NO_QUANTITY_COUNTS))
 
 
 class UsageForecast:
@@ -103,6 +115,8 @@ class OperationPricing:
     pricer_for: PricerForTarget
     estimate_usage: Callable[[int], Usage]
     forecast: UsageForecast
+    sold_units: tuple[str, ...] = ()  # price dimensions of what the label sells by the piece
+    requested: RequestedUnits = NO_UNITS  # of one call, by `open_meter`
 
     def estimate_tokens(self, body_bytes: int) -> int:
         """Return the number of tokens that a call is assumed to use."""
@@ -160,7 +174,7 @@ class Meter:
         self._request_id = ""
         self._status = 0
         self._is_sent = self._is_settled = False
-        input, output, _, _, _, _, _, by_policy = assumed_usage
+        input, output, _, _, _, _, _, by_policy, _ = assumed_usage
         if pricer.price_plain is not None:
             pico, units = pricer.price_plain(input, output), 0
         else:
@@ -193,6 +207,9 @@ class Meter:
         self._request_id = headers.get(REQUEST_ID, b"").decode("latin-1")
         content_type = headers.get(CONTENT_TYPE, b"")
         self._reader = build_reader(self._pricing.operation, self._pricing.format, content_type, headers)
+        requested = self._pricing.requested
+        if requested is not NO_UNITS and status < 300:
+            self._reader = UnitUsageReader(self._reader, requested)
 
     def on_data(self, data: bytes) -> None:
         if self._reader is not None:
@@ -245,7 +262,9 @@ class Meter:
         """Whether a usage is complete. A model reads some input; zero output is right only if nothing was said."""
         if self._pricing.operation not in _OPERATIONS_WITH_TOKENS:
             return True
-        input, output, cache_read, written_5m, written_1h, _, _, _ = usage
+        input, output, cache_read, written_5m, written_1h, _, _, _, quantities = usage
+        if self._pricing.requested.quantities and any(quantities.values()):
+            return True
         return bool(input or cache_read or written_5m or written_1h) and bool(output or not reader.has_output())
 
     def _build_implausible_receipt(self, usage: Usage, reader: UsageReader | None) -> Receipt:
@@ -263,9 +282,11 @@ class Meter:
 
     def _build_exact_receipt(self, usage: Usage) -> Receipt:
         pricer = self._pricer
-        input, output, cache_read, written_5m, written_1h, tier, latency, units = usage
+        input, output, cache_read, written_5m, written_1h, tier, latency, units, quantities = usage
         about = {"request": self._request_id, "price": pricer.description}
-        if pricer.price_plain is not None and not (cache_read or written_5m or written_1h or tier or latency or units):
+        if pricer.price_plain is not None and not (
+            cache_read or written_5m or written_1h or tier or latency or units or quantities
+        ):
             pico = pricer.price_plain(input, output)  # the usual case
             counts = make_plain_counts(input, output, pico)
         else:

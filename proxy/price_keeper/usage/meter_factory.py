@@ -37,10 +37,11 @@ from price_keeper.usage.meter import (
     UsageForecast,
     add_guardrail_prices,
 )
-from price_keeper.usage.price_table import Cost, Pricer
+from price_keeper.usage.price_table import Cost, Pricer, price_units
 from price_keeper.usage.price_updates import PriceTables
 from price_keeper.usage.stream_usage import BYTES_PER_TOKEN
 from price_keeper.usage.token_usage import Usage, make_plain_usage
+from price_keeper.usage.unit_usage import NO_UNITS, RequestedUnits
 
 MAX_ASSUMED_INPUT_TOKENS: Final = 1_000_000  # of a call; larger bodies hold images or films
 MAX_FORECASTS: Final = 1000  # labels; the names of models without a label come from callers
@@ -150,13 +151,18 @@ class MeterFactory:
         guardrail_units: int = 0,
         completion_listeners: tuple[CompletionListener, ...] = (),
         ceiling: CostCeiling | None = None,
+        requested: RequestedUnits = NO_UNITS,
     ) -> Meter:
         """Open the meter of a call; its intent is in the journal then. Raises RecordingUnavailable and InvalidRequest.
 
         `guardrail_units` is the estimate for a request that names a guardrail. `completion_listeners` are notified of
-        the outcome. `ceiling` is what the call counts as under a hard budget until its cost is known.
+        the outcome. `ceiling` is what the call counts as under a hard budget until its cost is known. `requested` is
+        what it asks for of what is sold by the piece.
         """
         assumed_usage, make_meter = pricing.estimate_usage(body_bytes), _PLAIN_METER
+        if requested is not NO_UNITS:
+            pricing = replace(pricing, requested=requested)
+            assumed_usage = assumed_usage._replace(quantities=requested.quantities)
         if guardrail_units:
             pricing = replace(pricing, pricer_for=self._add_guardrail_prices(pricing.pricer_for))
             assumed_usage = assumed_usage._replace(units=estimate_units(guardrail_units, assumed_usage.output))
@@ -185,12 +191,26 @@ class MeterFactory:
         if operation is Operation.ASYNC_INVOKES:
             pricer = self._build_job_pricer(label)
             return OperationPricing(
-                ASYNC_JOB_LABEL, operation, "", _return_always(pricer), lambda _: Usage(), UsageForecast()
+                ASYNC_JOB_LABEL,
+                operation,
+                "",
+                _return_always(pricer),
+                lambda _: Usage(),
+                UsageForecast(),
+                self._find_sold_units(label),
             )
         counted_as = label or build_model_label(model)
         format = self._labels[label].format if label in self._labels else ""
         forecast, price_at = self._forecast_for(counted_as), partial(self._find_token_pricer, label)
-        return OperationPricing(counted_as, operation, format, price_at, partial(_assume_tokens, forecast), forecast)
+        return OperationPricing(
+            counted_as,
+            operation,
+            format,
+            price_at,
+            partial(_assume_tokens, forecast),
+            forecast,
+            self._find_sold_units(label),
+        )
 
     def _profile_pricing(self, profile: AppLabel, operation: Operation) -> OperationPricing:
         """Return a profile's pricing, cached for as long as the profile exists. The name does not identify it, because
@@ -222,10 +242,13 @@ class MeterFactory:
         return Pricer(lambda usage: price_guardrail(prices, usage.units), "config")
 
     def _build_job_pricer(self, label: str) -> Pricer:
-        pico = self._labels[label].pico_per_async_job if label in self._labels else None
-        if pico is None:
+        config = self._labels.get(label)
+        if config is None or (config.pico_per_async_job is None and not config.prices_usd_per_unit):
             raise InvalidRequest(f"asynchronous jobs of {label!r} have no price here: price_usd_per_async_job")
-        return Pricer(lambda _: Cost(pico), "config")
+        return Pricer(partial(price_job, config.pico_per_unit, config.pico_per_async_job), "config")
+
+    def _find_sold_units(self, label: str) -> tuple[str, ...]:
+        return tuple(self._labels[label].prices_usd_per_unit) if label in self._labels else ()
 
     def _find_token_pricer(self, label: str, target: UpstreamTarget) -> Pricer:
         return self._price_tables.for_label(label, target.region, target.model).pricer
@@ -235,6 +258,15 @@ class MeterFactory:
         if forecast is None:
             forecast = self._forecasts[label] = UsageForecast()
         return forecast
+
+
+def price_job(unit_prices: Mapping[str, int], job_price: int | None, usage: Usage) -> Cost:
+    """The price of a job: of what its request asks for if that is known, else of any job. Raises InvalidRequest."""
+    if unit_prices and usage.quantities:
+        return price_units(unit_prices, usage.quantities)
+    if job_price is None:
+        raise InvalidRequest("this job has no price here: it does not say how long its video is")
+    return Cost(job_price)
 
 
 def _assume_units(body_bytes: int) -> Usage:

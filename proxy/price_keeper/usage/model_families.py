@@ -246,7 +246,8 @@ def _read_anthropic(usage: Json) -> ReportedCounts:
     """
     runs = [run for run in _list_member(usage, "iterations") if isinstance(run, dict)]
     if any(run.get("type") == "compaction" for run in runs):
-        return _sum_runs([_read_anthropic_run(run) for run in runs])
+        searches = _read_anthropic_run(usage).web_searches
+        return _sum_runs([_read_anthropic_run(run) for run in runs])._replace(web_searches=searches)
     return _read_anthropic_run(usage)
 
 
@@ -262,6 +263,7 @@ def _read_anthropic_run(usage: Json) -> ReportedCounts:
         _count_member(usage, "cache_read_input_tokens"),
         written,
         written_1h,
+        _count_member(_object_member(usage, "server_tool_use"), "web_search_requests"),
     )
 
 

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from price_keeper.config.config_sections import EndpointConfig, LabelConfig, PicoPrices, PricesConfig, TierPrices
-from price_keeper.price_dimensions import TOKEN_NAMES
+from price_keeper.price_dimensions import TOKEN_NAMES, UNITS_BY_NAME
 from price_keeper.usage.token_usage import Usage, make_plain_usage
 
 PRICE_UNKNOWN: Final = "price_unknown"  # some usage has no price of its own and was charged at the highest one
@@ -40,6 +40,7 @@ _ORDINARY_LATENCIES: Final = ("", "standard")
 _NO_FLAGS: frozenset[str] = frozenset()
 _PRICE_UNKNOWN_FLAGS: Final = frozenset((PRICE_UNKNOWN,))
 _NO_PRICES: Final = (None,) * len(TOKEN_NAMES)
+_NO_UNIT_PRICES: Final[Mapping[str, int]] = MappingProxyType({})
 _UNLIMITED_TOKENS: Final = 10**18
 
 
@@ -74,6 +75,8 @@ class PriceTable:
     long_context: LongContextPrices | None = None
     derives_cache_prices: bool = False  # missing ones follow CACHE_MULTIPLES
     derived: frozenset[tuple[str, str]] = frozenset()  # tier, mode or LONG_CONTEXT, and dimension
+    # of what is sold by the piece, by price dimension
+    unit_prices: Mapping[str, int] = field(default_factory=lambda: _NO_UNIT_PRICES)
     highest_prices: tuple[int, ...] = field(init=False, repr=False, compare=False)  # per dimension, over all tables
     default_prices: PicoPrices = field(init=False, repr=False, compare=False)
     default_up_to_tokens: int = field(init=False, repr=False, compare=False)  # of input
@@ -86,7 +89,13 @@ class PriceTable:
         object.__setattr__(self, "default_prices", self.tiers[DEFAULT_TIER])
         object.__setattr__(self, "default_up_to_tokens", _UNLIMITED_TOKENS if long is None else long.above)
         object.__setattr__(
-            self, "pricer", Pricer(partial(price_usage, self), f"{self.source} {self.version}", self._price_plain)
+            self,
+            "pricer",
+            Pricer(
+                partial(price_usage, self),
+                f"{self.source} {self.version}",
+                None if self.unit_prices else self._price_plain,
+            ),
         )
 
     def _price_plain(self, input: int, output: int) -> int:
@@ -126,6 +135,21 @@ def price_usage(table: PriceTable, usage: Usage) -> Cost:
         if price is None:
             price, flags = highest, _PRICE_UNKNOWN_FLAGS
         pico += tokens * price
+    if usage.quantities:
+        units = price_units(table.unit_prices, usage.quantities)
+        return Cost(pico + units.pico, flags | units.flags)
+    return Cost(pico, flags)
+
+
+def price_units(prices: Mapping[str, int], quantities: Mapping[str, int]) -> Cost:
+    """Price what is sold by the piece: at the price of its dimension or of the general one, else at the dearest price
+    of all."""
+    pico, flags = 0, _NO_FLAGS
+    for name, quantity in quantities.items():
+        price = prices.get(name, prices.get(UNITS_BY_NAME[name].general))
+        if price is None and quantity:
+            price, flags = max(prices.values(), default=0), _PRICE_UNKNOWN_FLAGS
+        pico += quantity * (price or 0)
     return Cost(pico, flags)
 
 
@@ -148,7 +172,14 @@ def build_price_table(prices: TierPrices) -> PriceTable:
 def build_label_price_table(label: LabelConfig, endpoint: EndpointConfig | None = None) -> PriceTable:
     """Build the table of a label's configured prices. Of an Anthropic model, missing cache prices are derived."""
     table = build_price_table(label.prices_usd_per_1m if endpoint is None else label.prices_at(endpoint))
+    if label.prices_usd_per_unit:
+        table = _add_unit_prices(table, label.pico_per_unit)
     return derive_cache_prices(table) if label.format == "anthropic" else table
+
+
+def _add_unit_prices(table: PriceTable, prices: Mapping[str, int]) -> PriceTable:
+    digest = sha256(repr((table.version, sorted(prices.items()))).encode()).hexdigest()[:8]
+    return replace(table, version=f"config-{digest}", unit_prices=prices)
 
 
 def derive_cache_prices(table: PriceTable) -> PriceTable:
@@ -244,9 +275,15 @@ def overlay_prices(configured: PriceTable, listed: ListedPrices, day: str) -> Pr
 def _overlay_prices(configured: PriceTable, listed: ListedPrices, day: str) -> PriceTable:
     tiers, long = _overlay_tables(configured.tiers, listed.tiers), configured.long_context
     latencies = _overlay_tables(configured.latencies, listed.latencies)
-    if long is None and _lists_every_price(listed.tiers, tiers) and _lists_every_price(listed.latencies, latencies):
+    units = configured.unit_prices
+    if (
+        long is None
+        and not units
+        and _lists_every_price(listed.tiers, tiers)
+        and _lists_every_price(listed.latencies, latencies)
+    ):
         return PriceTable(tiers, latencies, day, "aws")
-    return PriceTable(tiers, latencies, f"{day}+{configured.version}", "aws+config", long)
+    return PriceTable(tiers, latencies, f"{day}+{configured.version}", "aws+config", long, unit_prices=units)
 
 
 def _overlay_tables(

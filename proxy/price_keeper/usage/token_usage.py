@@ -2,7 +2,7 @@
 
 `ReportedCounts` is what one place of a response states, where None means that it is not stated. Several places are
 merged with `merge_counts`; `build_usage` makes a `Usage` of the result: tokens by price dimension, the service tier,
-the latency mode, and a guardrail's units.
+the latency mode, a guardrail's units, and quantities of what else is sold by the piece.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ class Usage(NamedTuple):
     tier: str = ""  # the service tier of the response; empty if it states none
     latency: str = ""  # its performance mode; empty if it states none
     units: Mapping[str, int] = _NO_UNITS  # of a guardrail, by policy
+    quantities: Mapping[str, int] = _NO_UNITS  # of what else is sold by the piece, by price dimension
 
 
 def make_plain_usage(input: int, output: int, cache_read: int) -> Usage:
     """The usage of most calls, made in half the time."""
-    return tuple.__new__(Usage, (input, output, cache_read, 0, 0, "", "", _NO_UNITS))
+    return tuple.__new__(Usage, (input, output, cache_read, 0, 0, "", "", _NO_UNITS, _NO_UNITS))
 
 
 def sum_tokens(usage: Usage | None) -> int:
@@ -49,6 +50,7 @@ class ReportedCounts(NamedTuple):
     cache_read: int | None = None
     cache_write: int | None = None
     cache_write_1h: int | None = None
+    web_searches: int | None = None
 
 
 NO_COUNTS: Final = ReportedCounts()
@@ -69,6 +71,7 @@ def merge_counts(one: ReportedCounts, other: ReportedCounts) -> ReportedCounts:
         _larger(one.cache_read, other.cache_read),
         _larger(one.cache_write, other.cache_write),
         _larger(one.cache_write_1h, other.cache_write_1h),
+        _larger(one.web_searches, other.web_searches),
     )
 
 
@@ -100,4 +103,5 @@ def build_usage(counts: ReportedCounts, tier: str = "", latency: str = "") -> Us
         written_1h,
         tier,
         latency,
+        quantities={"web_search": counts.web_searches} if counts.web_searches else _NO_UNITS,
     )

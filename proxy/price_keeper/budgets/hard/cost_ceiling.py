@@ -30,7 +30,8 @@ from price_keeper.operations import BodyForm, Charge, Operation, find_operations
 from price_keeper.upstream import json_splice
 from price_keeper.usage.guardrail_usage import CHARACTERS_PER_UNIT, estimate_request_units
 from price_keeper.usage.model_families import LATENCY_HEADER, MAX_TOKENS, TIER_HEADER, normalize_name, normalize_tier
-from price_keeper.usage.price_table import PriceTable
+from price_keeper.usage.price_table import PriceTable, price_units
+from price_keeper.usage.unit_usage import NO_QUANTITIES, NO_UNITS, read_request
 
 # Stands for a count that CountTokens has yet to return. No budget is that large, so a call whose count was never
 # requested is refused.
@@ -51,11 +52,12 @@ _TOKEN_OPERATIONS = find_operations(charge=Charge.TOKENS)
 
 class CallPrices(NamedTuple):
     """The prices that a call of a label may be charged at: the price tables of all its targets, the units of
-    guardrails, an asynchronous job."""
+    guardrails, an asynchronous job, what the label sells by the piece."""
 
     price_tables: Sequence[PriceTable]
     unit_prices: Mapping[str, int] | None = None
     job_price: int | None = None
+    piece_prices: Mapping[str, int] = NO_QUANTITIES
 
 
 def compute_ceiling(
@@ -73,9 +75,10 @@ def compute_ceiling(
     if operation in _FREE_OPERATIONS:
         return CostCeiling(0, 0, 0, body)
     if operation is Operation.ASYNC_INVOKES:
-        if prices.job_price is None:
+        pieces = _bound_pieces(operation, parse_strict(body), prices) if prices.piece_prices else 0
+        if not pieces and prices.job_price is None:
             raise InvalidRequest("asynchronous jobs have no price here: price_usd_per_async_job in config.yaml")
-        return CostCeiling(prices.job_price, 0, 0, body)
+        return CostCeiling(pieces or prices.job_price or 0, 0, 0, body)
     if operation is Operation.APPLY_GUARDRAIL:
         return _bound_units(body, _count_applied_blocks, prices)
     if operation is Operation.CHECK_GUARDRAILS:
@@ -130,7 +133,18 @@ def _bound_tokens(
             )
         input_tokens = UNCOUNTED_TOKENS
     pico = compute_max_cost(prices.price_tables, input_tokens, output_tokens)
+    pico += _bound_pieces(operation, parsed, prices, is_required=form.is_sold_by_piece)
     return CostCeiling(pico, input_tokens, output_tokens, body, needs_count)
+
+
+def _bound_pieces(operation: Operation, parsed: StrictBody, prices: CallPrices, *, is_required: bool = False) -> int:
+    """The cost of what the request asks for of what is sold by the piece."""
+    requested = read_request(operation, parsed.canonical, prices.piece_prices) if prices.piece_prices else NO_UNITS
+    if is_required and not requested.quantities:
+        raise build_unbounded_error("this call", "it is sold by the piece and has no price here: prices_usd_per_unit")
+    if not requested.is_bounded:
+        raise build_unbounded_error("a search with so long a query", "how its documents are cut is not known")
+    return price_units(prices.piece_prices, requested.quantities).pico
 
 
 def _check_requested_prices(

@@ -29,7 +29,8 @@ Json = Mapping[str, Any]
 class RequestForm(NamedTuple):
     """`caps` are the members that limit the tokens of an answer; the first is written into a body that has none, and a
     form without any has no output to pay for. `answer_counts` are members that ask for several answers.
-    `additional_names` are members that Converse's additional fields may have too."""
+    `additional_names` are members that Converse's additional fields may have too. What is sold by the piece needs a
+    price of its pieces."""
 
     caps: tuple[MemberPath, ...]
     members: Mapping[str, MemberReader]
@@ -37,6 +38,7 @@ class RequestForm(NamedTuple):
     additional_names: tuple[str, ...] = ()
     additional_member: str = ""  # the member that holds `additional_names` of the inner form
     inner_form: RequestForm | None = None
+    is_sold_by_piece: bool = False
 
 
 _ADDITIONAL_MEMBER = "additionalModelRequestFields"
@@ -155,14 +157,49 @@ _COHERE_EMBED_FORM = RequestForm(
     },
 )
 
+# Forms of what is sold by the piece: `usage.unit_usage` reads how much is asked for.
+_RERANK_FORM = RequestForm(
+    (),
+    {
+        **ignore_members("api_version", "top_n", "return_documents", "max_tokens_per_doc", "max_chunks_per_doc"),
+        "query": read_text,
+        "documents": read_json,
+    },
+    is_sold_by_piece=True,
+)
+_AMAZON_IMAGE_FORM = RequestForm(
+    (),
+    ignore_members(
+        "taskType",
+        "imageGenerationConfig",
+        "textToImageParams",
+        "imageVariationParams",
+        "inPaintingParams",
+        "outPaintingParams",
+        "colorGuidedGenerationParams",
+        "backgroundRemovalParams",
+    ),
+    is_sold_by_piece=True,
+)
+
 # Matches Bedrock's own ids only: an ARN of the account may stand for any model.
 _TITAN_EMBED_MODEL = re.compile(r"(?:^|[./])amazon\.titan-(?:embed-text|embed-g1-text|e1t)-")
+
+
+def _find_titan_form(model: str, document: Json) -> RequestForm:
+    if "taskType" in document:
+        return _AMAZON_IMAGE_FORM
+    if "query" in document:
+        return _RERANK_FORM
+    return _TITAN_EMBED_FORM if _TITAN_EMBED_MODEL.search(model) else _TITAN_FORM
 
 
 def _find_cohere_form(_: str, document: Json) -> RequestForm:
     """An embedding model ignores a message, and a text model does nothing without a message or prompt."""
     if "message" in document:
         return _COMMAND_R_FORM
+    if "query" in document:
+        return _RERANK_FORM
     return _COMMAND_FORM if "prompt" in document else _COHERE_EMBED_FORM
 
 
@@ -187,10 +224,8 @@ _CLAUDE_FIELDS = _CLAUDE_FORM._replace(
 )
 FAMILIES: Mapping[str, RequestFamily] = {
     "anthropic": RequestFamily(_if_messages(_CLAUDE_FORM, _CLAUDE_TEXT_FORM), _CLAUDE_FIELDS),
-    "nova": RequestFamily(_always(_NOVA_FORM), _NOVA_FORM),
-    "titan": RequestFamily(
-        lambda model, _: _TITAN_EMBED_FORM if _TITAN_EMBED_MODEL.search(model) else _TITAN_FORM, _TITAN_FORM
-    ),
+    "nova": RequestFamily(lambda _, document: _AMAZON_IMAGE_FORM if "taskType" in document else _NOVA_FORM, _NOVA_FORM),
+    "titan": RequestFamily(_find_titan_form, _TITAN_FORM),
     "llama": RequestFamily(_always(_LLAMA_FORM), _LLAMA_FORM),
     "mistral": RequestFamily(_if_messages(_MISTRAL_FORM, _COMPLETION_FORM), _MISTRAL_FORM),
     "cohere": RequestFamily(_find_cohere_form, _COMMAND_R_FORM),
