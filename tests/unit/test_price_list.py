@@ -63,6 +63,12 @@ UNDERSTOOD = {
     "USE1-MP:USE1_cache_write_tokens_1h_global_standard-Units": ("global", "default", "", "cache_write_1h"),
     "USE1-MP:USE1_cache_write_tokens_30m_standard-Units": ("", "default", "", "cache_write_30m"),
     "USE1-MP:USE1_output_tokens_priority-Units": ("", "priority", "", "output"),
+    "USE1-NovaCanvas-T2I-1024-Standard": ("", "default", "", "image_1024_standard"),
+    "USE1-NovaCanvas-T2I-2048-Premium": ("", "default", "", "image_2048_premium"),
+    "USE1-NovaReel-output-seconds": ("", "default", "", "video_second"),
+    "USE1-MP:USE1_CreatedImage-Units": ("", "default", "", "image"),
+    "USE1-MP:USE1_search_units-Units": ("", "default", "", "search_unit"),
+    "USE1-cohere.rerank-english-v3-search-units": ("", "default", "", "search_unit"),
 }
 
 # Batches, long contexts, reservations, non-text, other endpoints, custom models, and unknown ones.
@@ -74,8 +80,6 @@ USE1-NovaLite-customization-training
 USE1-NovaSonic-speech-input-tokens
 USE1-Nova2.0Omni-input-audio-token-count
 USE1-Nova2.0Omni-output-image-token-count
-USE1-NovaCanvas-T2I-1024-Standard
-USE1-NovaReel-output-seconds
 USE1-Nova2.0Lite-nova-grounding
 USE1-openai.gpt-oss-120b-mantle-input-tokens-standard
 USE1-xai.grok-4.7-mantle-cache-write-tokens-30m-long-ctx-flex
@@ -88,10 +92,11 @@ USE1-MP:USE1_InputTokenCount_LCtx-Units
 USE1-MP:USE1_output_tokens_long_ctx_standard-Units
 USE1-MP:USE1_input_tokens_batch-Units
 USE1-MP:USE1_Reserved_1Month_InputTPM_Geo-Units
-USE1-MP:USE1_search_units-Units
-USE1-MP:USE1_CreatedImage-Units
 USE1-Guardrail-ContentPolicyUnitsConsumed
-USE1-cohere.rerank-english-v3-search-units
+USE1-NovaCanvas-batch-T2I-1024-Standard
+USE1-NovaCanvas-T2I-4096-Standard
+USE1-output-seconds
+USE1-MP:USE1_ReservedCreatedImage-Units
 USE1-NovaLite-input-tokens-turbo
 USE1-NovaLite-input-tokens-flex-priority
 USE1-MP:USE1_cache_write_tokens_7d_standard-Units
@@ -452,3 +457,34 @@ def test_price_of_other_region_is_not_used() -> None:
     rows = list_claude("Claude Haiku 4.5", "9 9 9 9 9", region="eu-west-1") + list_of.HAIKU
     found = prices("anthropic.claude-haiku-4-5-20251001-v1:0", rows)
     assert found == ListedPrices({"default": plain(1_100_000, 5_500_000, 110_000, 1_375_000, 2_200_000)}, {})
+
+
+# ---------------------------------------------------------------- what is sold by the piece
+
+CANVAS = identify_model("amazon.nova-canvas-v1:0")
+
+
+def list_canvas(usage: str, usd: str, unit: str = "image") -> Product | None:
+    """The usage types are the real list's of 2026; the units are inferred, as no recorded list has such a product."""
+    product = list_product(
+        "AmazonBedrock", usd, unit, model="Nova Canvas", usagetype=f"USE1-{usage}", feature="On-demand Inference"
+    )
+    return parse_product(product.entry, "us-east-1")
+
+
+def test_prices_of_pieces_are_listed_without_prices_of_tokens() -> None:
+    assert CANVAS is not None
+    products = [list_canvas("NovaCanvas-T2I-1024-Standard", "0.04"), list_canvas("NovaCanvas-T2I-2048-Premium", "0.08")]
+    found = select_prices(CANVAS, [each for each in products if each is not None])
+    assert found == ListedPrices({}, {}, {"image_1024_standard": 4 * 10**10, "image_2048_premium": 8 * 10**10})
+
+
+def test_two_prices_of_one_piece_are_unclear() -> None:
+    assert CANVAS is not None
+    products = [list_canvas("NovaCanvas-T2I-1024-Standard", usd) for usd in ("0.04", "0.05")]
+    assert isinstance(select_prices(CANVAS, [each for each in products if each is not None]), UnclearPrices)
+
+
+@pytest.mark.parametrize("unit", ["1K images", "1K tokens", "month"])
+def test_piece_in_a_unit_that_is_not_known_is_ignored(unit: str) -> None:
+    assert list_canvas("NovaCanvas-T2I-1024-Standard", "0.04", unit) is None

@@ -25,11 +25,15 @@ from price_keeper.usage.meter import Meter, OperationPricing, UsageForecast, bui
 from price_keeper.usage.model_families import read_invocation
 from price_keeper.usage.price_table import (
     PRICE_UNKNOWN,
+    ListedPrices,
     build_label_price_table,
     build_price_table,
+    find_implausible_prices,
+    overlay_prices,
     price_units,
     price_usage,
 )
+from price_keeper.usage.price_updates import build_cache_row, parse_cache_row
 from price_keeper.usage.stream_usage import InvocationStream
 from price_keeper.usage.token_usage import Usage
 from price_keeper.usage.unit_usage import NO_UNITS, UNIT_FORMS, read_request
@@ -138,6 +142,33 @@ def test_unit_costs_its_own_price_then_the_general_one_then_the_dearest() -> Non
 
 def test_unit_prices_have_a_version_of_their_own() -> None:
     assert table().version == table().version != table("image: 0.08").version
+
+
+def test_listed_price_of_a_piece_goes_before_the_configured_one() -> None:
+    listed = ListedPrices({}, {}, {"image_1024_standard": 5 * 10**10, "image_512_premium": 10**10})
+    found = overlay_prices(table("image: 0.08, image_1024_standard: 0.04"), listed, "2026-11-20")
+    assert found.unit_prices == {"image": 8 * 10**10, "image_1024_standard": 5 * 10**10, "image_512_premium": 10**10}
+    assert found.version.startswith("2026-11-20+config-")
+
+
+def test_listed_piece_that_a_label_does_not_sell_is_left_out() -> None:
+    listed = ListedPrices({}, {}, {"search_unit": 10**9})
+    assert overlay_prices(table("image: 0.08"), listed, "2026-11-20").unit_prices == {"image": 8 * 10**10}
+
+
+@pytest.mark.parametrize(("usd", "is_plausible"), [("0.008", True), ("0.0079", False), ("0.8", True), ("0.81", False)])
+def test_listed_price_of_a_piece_far_from_the_configured_one_is_implausible(usd: str, is_plausible: bool) -> None:
+    listed = ListedPrices({}, {}, {"image_512_premium": int(Decimal(usd) * 10**12)})
+    assert (find_implausible_prices(table("image: 0.08"), listed) == "") is is_plausible
+
+
+def test_cached_prices_of_pieces_are_read_back() -> None:
+    tables = {"default": {"input": 1, "output": 2}}
+    listed = ListedPrices(tables, {}, {"image": 5 * 10**10})
+    row = build_cache_row(listed, 1.0, {})
+    assert parse_cache_row("2026-11-20", row).listed == listed
+    assert parse_cache_row("2026-11-20", row | {"pieces": {"imag": 5}}).listed is None
+    assert "pieces" not in build_cache_row(ListedPrices(tables, {}), 1.0, {})
 
 
 @pytest.mark.parametrize("prices", ["imag: 1", "image: -1", "image: 0.0000000000001", "image: 2000000"])

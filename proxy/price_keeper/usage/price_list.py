@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from price_keeper.price_dimensions import UNITS_BY_NAME
 from price_keeper.usage.price_table import DEFAULT_TIER, LATENCY_OPTIMIZED, ListedPrices
 
 SERVICE_CODES: Final = ("AmazonBedrock", "AmazonBedrockFoundationModels")
@@ -41,7 +42,7 @@ class Product(NamedTuple):
     tier: str
     latency: str  # empty for the ordinary one
     dimension: str
-    pico: int  # per token
+    pico: int  # per token, or per piece
 
 
 class ListedModel(NamedTuple):
@@ -123,11 +124,17 @@ _TOKEN_USAGE_TYPE = re.compile(
         (?P<more>(?:-(?:standard|flex|priority|global|cross-region-(?:global|geo)|latency-optimized))*)""",
     re.VERBOSE,
 )
+# What is sold by the piece, after the model's slug.
+_PIECE_USAGE_TYPES = (
+    (re.compile(r"(?:(?P<slug>.+)-)?t2-i-(512|1024|2048)-(standard|premium)"), "image_{}_{}"),
+    (re.compile(r"(?:(?P<slug>.+)-)?created-image"), "image"),
+    (re.compile(r"(?:(?P<slug>.+)-)?search-units"), "search_unit"),
+    (re.compile(r"(?:(?P<slug>.+)-)?output-seconds"), "video_second"),
+)
 # Words before the dimension that mean another offer: other terms, customers or endpoints ("mantle"), or not text.
 _NON_TEXT_WORDS = ("speech", "audio", "image", "images", "video")
-_OTHER_OFFER_WORDS = frozenset(
-    ("mantle", "batch", "reserved", "provisioned", "customization", "custom", *_NON_TEXT_WORDS)
-)
+_OTHER_TERMS_WORDS = frozenset(("mantle", "batch", "reserved", "provisioned", "customization", "custom"))
+_OTHER_OFFER_WORDS = _OTHER_TERMS_WORDS | set(_NON_TEXT_WORDS)
 _WRITE_DIMENSIONS = {"": "cache_write_5m", "5m": "cache_write_5m", "1h": "cache_write_1h", "30m": "cache_write_30m"}
 _PLAIN_DIMENSIONS = {"input": "input", "output": "output", "response": "output"}
 
@@ -140,13 +147,16 @@ class UsageType(NamedTuple):
 
 
 def parse_usage_type(text: str) -> UsageType | None:
-    """Parse a usage type that states a price for tokens; None if it states anything else, or anything more."""
+    """Parse a usage type that states a price for tokens or pieces; None if it states anything else, or anything
+    more."""
     region_prefix = _REGION_PREFIX.match(text)
     if region_prefix is None:
         return None
     plain = _CAMEL.sub("-", text[region_prefix.end() :].removesuffix("-Units")).lower().replace("_", "-")
     match = _TOKEN_USAGE_TYPE.fullmatch(plain)
-    if match is None or _is_other_offer(match["slug"], is_marketplace=region_prefix[1] is not None):
+    if match is None:
+        return _parse_piece(plain, is_marketplace=region_prefix[1] is not None)
+    if _is_other_offer(match["slug"], is_marketplace=region_prefix[1] is not None):
         return None
     dimension = _parse_dimension(match)
     more = match["more"]
@@ -156,6 +166,17 @@ def parse_usage_type(text: str) -> UsageType | None:
     tier = next(iter(tiers - {"standard"}), DEFAULT_TIER)
     routing = GLOBAL if "-global" in more else GEOGRAPHY if "-geo" in more else IN_REGION
     return UsageType(routing, tier, LATENCY_OPTIMIZED if "-latency-optimized" in more else "", dimension)
+
+
+def _parse_piece(plain: str, *, is_marketplace: bool) -> UsageType | None:
+    for pattern, name in _PIECE_USAGE_TYPES:
+        match = pattern.fullmatch(plain)
+        if match is not None:
+            slug = match["slug"] or ""
+            if bool(slug) is is_marketplace or not _OTHER_TERMS_WORDS.isdisjoint(slug.split("-")):
+                return None
+            return UsageType(IN_REGION, DEFAULT_TIER, "", name.format(*match.groups()[1:]))
+    return None
 
 
 def _is_other_offer(slug: str, *, is_marketplace: bool) -> bool:
@@ -174,18 +195,20 @@ def _parse_dimension(match: re.Match[str]) -> str | None:
 
 _AMOUNT = re.compile(r"[0-9]{1,6}(\.[0-9]{1,20})?")
 _TOKENS_PER_UNIT = {"1k tokens": 10**3, "1m tokens": 10**6}
+# No recorded list has a product of these, so their units are inferred. A wrong one is far from the configured price.
+_PIECE_UNITS = ("image", "images", "second", "seconds", "search unit", "search units", "unit", "units")
 _DIMENSION_WORDS = {"input": "input", "output": "output", "cache_read": "read"}  # "write" for all others
 
 
 def parse_product(entry: str, region: str) -> Product | None:
-    """Parse one entry of GetProducts' response, which is JSON in a string; None if it is no price for tokens here."""
+    """Parse one entry of GetProducts' response, which is JSON in a string; None if it is no price for calls here."""
     try:
         document = orjson.loads(entry)
         attributes = document["product"]["attributes"]
         usage = parse_usage_type(attributes["usagetype"])
         if usage is None or attributes.get("regionCode") != region or not _is_consistent(attributes, usage):
             return None
-        pico = _pico_per_token(document["terms"]["OnDemand"], attributes["usagetype"])
+        pico = _read_pico(document["terms"]["OnDemand"], attributes["usagetype"], usage.dimension in UNITS_BY_NAME)
         listed_name = attributes.get("model") or attributes["servicename"]
         latency = LATENCY_OPTIMIZED if _LATENCY_OPTIMIZED_NAME.search(listed_name) else usage.latency
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
@@ -204,6 +227,8 @@ def parse_product(entry: str, region: str) -> Product | None:
 
 def _is_consistent(attributes: Mapping[str, str], usage: UsageType) -> bool:
     """Whether the attributes in which newer products repeat their usage type agree with it."""
+    if usage.dimension in UNITS_BY_NAME:
+        return _OTHER_TERMS_WORDS.isdisjoint(attributes.get("feature", "").lower().replace("-", " ").split())
     inference_type = attributes.get("inferenceType", "").lower()
     if inference_type and _DIMENSION_WORDS.get(usage.dimension, "write") not in inference_type:
         return False
@@ -222,7 +247,7 @@ def _tier_spellings(usage: UsageType) -> tuple[str, ...]:
     return tuple(f"global-{name}" for name in names) if usage.routing == GLOBAL else names
 
 
-def _pico_per_token(terms: Mapping[str, Any], usage_type: str) -> int | None:
+def _read_pico(terms: Mapping[str, Any], usage_type: str, is_piece: bool) -> int | None:
     (term,) = terms.values()  # Bedrock has no product with several terms or tiered prices
     (dimension,) = term["priceDimensions"].values()
     if dimension.get("beginRange", "0") != "0":
@@ -231,6 +256,9 @@ def _pico_per_token(terms: Mapping[str, Any], usage_type: str) -> int | None:
     if unit == "units" and "-MP:" in usage_type:  # a million tokens, as the Marketplace's offers state in their text
         unit = "1m tokens"
     usd = dimension["pricePerUnit"]["USD"]
+    if is_piece:
+        is_known = dimension["unit"].lower() in _PIECE_UNITS and _AMOUNT.fullmatch(usd)
+        return math.ceil(Fraction(usd) * 10**12) if is_known else None
     if unit not in _TOKENS_PER_UNIT or not _AMOUNT.fullmatch(usd):
         return None
     return math.ceil(Fraction(usd) * 10**12 / _TOKENS_PER_UNIT[unit])
@@ -249,17 +277,21 @@ def select_prices(model: ListedModel, products: Iterable[Product]) -> ListedPric
     if routing is None:
         return UnclearPrices(f"it is listed, but not {'globally' if GLOBAL in model.routings else 'in its region'}")
     tables: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    pieces: dict[str, int] = {}
     for product in matching:
         if product.routing == routing:
-            price = tables[product.tier, product.latency].setdefault(product.dimension, product.pico)
+            table = pieces if product.dimension in UNITS_BY_NAME else tables[product.tier, product.latency]
+            price = table.setdefault(product.dimension, product.pico)
             if price != product.pico:
                 return UnclearPrices(f"there are two prices for {product.dimension} of tier {product.tier}")
+    if pieces and not tables:
+        return ListedPrices({}, {}, MappingProxyType(pieces))
     if not {"input", "output"} <= tables[DEFAULT_TIER, ""].keys():
         return UnclearPrices("input and output of the default tier are not both listed")
-    return _build_listed_prices(tables)
+    return _build_listed_prices(tables, pieces)
 
 
-def _build_listed_prices(tables: Mapping[tuple[str, str], dict[str, int]]) -> ListedPrices:
+def _build_listed_prices(tables: Mapping[tuple[str, str], dict[str, int]], pieces: dict[str, int]) -> ListedPrices:
     tiers, latencies = {}, {}
     for (tier, latency), table in tables.items():
         _apply_half_hour_writes(table)
@@ -267,7 +299,7 @@ def _build_listed_prices(tables: Mapping[tuple[str, str], dict[str, int]]) -> Li
             tiers[tier] = MappingProxyType(table)
         elif tier == DEFAULT_TIER:
             latencies[latency] = MappingProxyType(table)
-    return ListedPrices(MappingProxyType(tiers), MappingProxyType(latencies))
+    return ListedPrices(MappingProxyType(tiers), MappingProxyType(latencies), MappingProxyType(pieces))
 
 
 def _apply_half_hour_writes(table: dict[str, int]) -> None:

@@ -146,7 +146,7 @@ def price_units(prices: Mapping[str, int], quantities: Mapping[str, int]) -> Cos
     of all."""
     pico, flags = 0, _NO_FLAGS
     for name, quantity in quantities.items():
-        price = prices.get(name, prices.get(UNITS_BY_NAME[name].general))
+        price = _find_piece_price(prices, name)
         if price is None and quantity:
             price, flags = max(prices.values(), default=0), _PRICE_UNKNOWN_FLAGS
         pico += quantity * (price or 0)
@@ -252,14 +252,15 @@ def _digest(
 
 
 class ListedPrices(NamedTuple):
-    """The listed prices of one model in one region, in pico-dollars per token. Unlisted ones are missing."""
+    """The listed prices of one model in one region, in pico-dollars per token or piece. Unlisted ones are missing."""
 
     tiers: Mapping[str, Mapping[str, int]]
     latencies: Mapping[str, Mapping[str, int]]
+    pieces: Mapping[str, int] = _NO_UNIT_PRICES
 
     def iter_prices(self) -> Iterator[tuple[str, str, int]]:
-        """Yield tier or mode, dimension and price."""
-        for tables in self:
+        """Yield tier or mode, dimension and price of all tokens."""
+        for tables in (self.tiers, self.latencies):
             for name, table in tables.items():
                 yield from ((name, dimension, price) for dimension, price in table.items())
 
@@ -275,7 +276,7 @@ def overlay_prices(configured: PriceTable, listed: ListedPrices, day: str) -> Pr
 def _overlay_prices(configured: PriceTable, listed: ListedPrices, day: str) -> PriceTable:
     tiers, long = _overlay_tables(configured.tiers, listed.tiers), configured.long_context
     latencies = _overlay_tables(configured.latencies, listed.latencies)
-    units = configured.unit_prices
+    units = _overlay_pieces(configured.unit_prices, listed.pieces)
     if (
         long is None
         and not units
@@ -284,6 +285,16 @@ def _overlay_prices(configured: PriceTable, listed: ListedPrices, day: str) -> P
     ):
         return PriceTable(tiers, latencies, day, "aws")
     return PriceTable(tiers, latencies, f"{day}+{configured.version}", "aws+config", long, unit_prices=units)
+
+
+def _overlay_pieces(configured: Mapping[str, int], listed: Mapping[str, int]) -> Mapping[str, int]:
+    """Only what the label sells by the piece: of nothing else is known how much a call uses."""
+    sold = {name: price for name, price in listed.items() if _find_piece_price(configured, name) is not None}
+    return MappingProxyType({**configured, **sold})
+
+
+def _find_piece_price(prices: Mapping[str, int], name: str) -> int | None:
+    return prices.get(name, prices.get(UNITS_BY_NAME[name].general))
 
 
 def _overlay_tables(
@@ -319,6 +330,11 @@ def find_implausible_prices(configured: PriceTable, listed: ListedPrices) -> str
             implausible.append(
                 f"{name} {dimension} at {_format_usd(price)}, beside {_format_usd(reference)} in the configuration"
             )
+    for name, price in listed.pieces.items():
+        piece_price = _find_piece_price(configured.unit_prices, name)
+        if piece_price is not None and not _is_plausible(name, price, piece_price, is_same_dimension=True):
+            listed_usd, usd = _format_usd(price), _format_usd(piece_price)
+            implausible.append(f"a million of {name} at {listed_usd}, beside {usd} in the configuration")
     return "; ".join(implausible)
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from price_keeper.clock import Clock
 from price_keeper.config.config_sections import Config
 from price_keeper.errors import ConditionFailed, StoreError
-from price_keeper.price_dimensions import TOKEN_NAMES
+from price_keeper.price_dimensions import TOKEN_NAMES, UNITS_BY_NAME
 from price_keeper.stores import schema
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,
@@ -54,6 +54,7 @@ MAX_ROWS_READ = 4  # per model: today's and those of three days before
 _UNIT_SUFFIX = "_price_usd_micros_per_1m"  # the same number as pico-dollars per token
 _CLAIM_MODEL = "PRICE-LIST"  # stands for the model in the key of a region's claim
 
+_TABLES = ("tiers", "latencies")
 _UNIDENTIFIED_MODEL = "the id does not say which model of the price list it is"
 _READ_BY_OTHER = "another process is reading the price list"
 
@@ -86,9 +87,10 @@ def build_cache_row(found: ListedPrices | UnclearPrices, now: float, description
 def _encode_prices(listed: ListedPrices) -> dict[str, Any]:
     """All prices by tier and latency mode, and beside them input and output of the default tier."""
     tables: dict[str, Any] = {
-        name: {mode: _encode_table(table) for mode, table in tables.items()}
-        for name, tables in listed._asdict().items()
+        name: {mode: _encode_table(table) for mode, table in getattr(listed, name).items()} for name in _TABLES
     }
+    if listed.pieces:
+        tables["pieces"] = dict(listed.pieces)
     default = listed.tiers.get(DEFAULT_TIER, {})
     return tables | _encode_table({name: default[name] for name in ("input", "output") if name in default})
 
@@ -102,11 +104,17 @@ def parse_cache_row(day: str, item: Item) -> CachedPrices:
         read_at = float(item["fetched_at_epoch"])  # type: ignore[arg-type]
         if "unclear" in item:
             return CachedPrices(day, None, str(item["unclear"]), read_at)
-        return CachedPrices(
-            day, ListedPrices(*(_parse_tables(item[name]) for name in ListedPrices._fields)), "", read_at
-        )
+        tiers, latencies = (_parse_tables(item[name]) for name in _TABLES)
+        return CachedPrices(day, ListedPrices(tiers, latencies, _parse_pieces(item.get("pieces", {}))), "", read_at)
     except (AttributeError, LookupError, TypeError, ValueError):
         return CachedPrices(day, None, "the cached entry of the day is malformed", 0.0)
+
+
+def _parse_pieces(prices: Any) -> Mapping[str, int]:
+    for name, price in prices.items():
+        if name not in UNITS_BY_NAME or type(price) is not int or price < 0:
+            raise ValueError(f"not a price: {name}")
+    return MappingProxyType(dict(prices))
 
 
 def _parse_tables(tables: Any) -> Mapping[str, Mapping[str, int]]:
