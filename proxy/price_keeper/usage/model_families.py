@@ -373,7 +373,7 @@ class AnswerForm(NamedTuple):
     """How answers of InvokeModel state their counts. What is left out, a form does not have."""
 
     read: _CountReader  # takes the member `usage` if the form is known by `usage_names`, else the document
-    telltales: tuple[str, ...] = ()  # members of the document of which one shows the form
+    telltales: tuple[str, ...] = ()  # members of the document; one of them shows the form
     usage_names: tuple[str, ...] = ()  # or members of its `usage`
     members: tuple[str, ...] = ()  # other members that state usage
     metadata: tuple[str, ...] = ()  # members that are not what the model said

@@ -44,7 +44,7 @@ class RequestedUnits(NamedTuple):
     quantities: Quantities
     is_certain: bool = True
     is_bounded: bool = True
-    answer_members: tuple[str, ...] = ()  # of which one lists what was made
+    answer_members: tuple[str, ...] = ()  # members of the answer; one of them lists what was made
 
 
 NO_UNITS: Final = RequestedUnits(NO_QUANTITIES)
@@ -93,7 +93,7 @@ def _read_amazon_image(document: Json) -> RequestedUnits | None:
         return None
     count = _read_count(config.get("numberOfImages", 1))
     name, is_certain = "image", False
-    # The size of an edited image is that of the one it is made of.
+    # An edited image keeps the size of the original, which the request does not state.
     if task in ("TEXT_IMAGE", "COLOR_GUIDED_GENERATION") or {"width", "height"} <= config.keys():
         side = max(_read_count(config.get(each, _DEFAULT_SIDE)) for each in ("width", "height"))
         quality = "premium" if config.get("quality") == "premium" else "standard"
