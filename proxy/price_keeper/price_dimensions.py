@@ -30,6 +30,7 @@ class UsageCounts(NamedTuple):
     images: int = 0
     video_seconds: int = 0
     tool_calls: int = 0
+    routed_requests: int = 0
 
     def plus(self, other: UsageCounts) -> UsageCounts:
         return UsageCounts._make(map(int.__add__, self, other))
@@ -73,6 +74,7 @@ COUNTED_UNITS: Final = (
     CountedUnit("images", "x_Images", "Images", "Images"),
     CountedUnit("video_seconds", "x_VideoSeconds", "Seconds", "Seconds"),
     CountedUnit("tool_calls", "x_ToolCalls", "Calls", "Calls"),
+    CountedUnit("routed_requests", "x_RoutedRequests", "Routed", "Requests"),
 )
 PIECES: Final = tuple(unit for unit in COUNTED_UNITS if unit.title)  # what is sold by the piece
 
@@ -122,5 +124,6 @@ UNITS: Final = (
     UnitDimension("video_second_540p", "video_seconds", "video_second"),
     UnitDimension("video_second_720p", "video_seconds", "video_second"),
     UnitDimension("web_search", "tool_calls"),  # by a tool that the model's side runs
+    UnitDimension("routed_request", "routed_requests"),  # a prompt router's fee
 )
 UNITS_BY_NAME: Final = {each.name: each for each in UNITS}

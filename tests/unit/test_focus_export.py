@@ -249,6 +249,7 @@ def test_focus_row_of_app_and_label() -> None:
         "x_OrgTimeZone": "Europe/Berlin",
         "x_OutputTokens": "50",
         "x_Requests": "9",
+        "x_RoutedRequests": "0",
         "x_SearchUnits": "0",
         "x_ToolCalls": "0",
         "x_VideoSeconds": "0",

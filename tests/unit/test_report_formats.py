@@ -67,6 +67,7 @@ def test_json_report_round_trips() -> None:
         "images": 0,
         "video_seconds": 0,
         "tool_calls": 0,
+        "routed_requests": 0,
         "cost_usd_micros": "12345.678901",
         "cost_usd_micros_exact": "12345.678901",
         "cost_usd_micros_whole": 12345,
@@ -90,9 +91,10 @@ def test_json_report_round_trips() -> None:
 def test_csv_report_has_requested_columns() -> None:
     assert format_csv_report(report(*SPENT), group_spend(SPENT, ("label", "day")), ("label", "day")) == (
         "label,day,requests,estimated_requests,input_tokens,output_tokens,cache_read_tokens,cache_write_5m_tokens,"
-        "cache_write_1h_tokens,guardrail_units,cost_usd,search_units,images,video_seconds,tool_calls\n"
-        "premium,2026-11-18,2,1,10,20,3,4,5,6,0.012345678901,0,0,0,0\n"
-        "economy,2026-11-18,1,0,1,2,0,0,0,0,0.000000000005,0,0,0,0\n"
+        "cache_write_1h_tokens,guardrail_units,cost_usd,search_units,images,video_seconds,tool_calls,"
+        "routed_requests\n"
+        "premium,2026-11-18,2,1,10,20,3,4,5,6,0.012345678901,0,0,0,0,0\n"
+        "economy,2026-11-18,1,0,1,2,0,0,0,0,0.000000000005,0,0,0,0,0\n"
     )
     assert (
         format_csv_report(report(), [], ("org", "app"))

@@ -298,7 +298,7 @@ def test_line_without_units_is_as_older_versions_write_it() -> None:
     assert orjson.loads(Receipt(counts).encode(1))[2] == [1, 0, 2, 3, 4, 5, 6, 7, 8]
 
 
-@pytest.mark.parametrize("name", ["search_units", "images", "video_seconds", "tool_calls"])
+@pytest.mark.parametrize("name", ["search_units", "images", "video_seconds", "tool_calls", "routed_requests"])
 def test_line_with_units_is_read_back(name: str) -> None:
     counts = UsageCounts(1, pico=8)._replace(**{name: 3})
     assert Receipt.from_values(orjson.loads(Receipt(counts).encode(1))).counts == counts

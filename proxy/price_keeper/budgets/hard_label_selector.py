@@ -32,6 +32,7 @@ from price_keeper.usage.inference_profiles import ResolvedAppLabel
 from price_keeper.usage.meter import OperationPricing
 from price_keeper.usage.price_list import identify_model
 from price_keeper.usage.price_updates import PriceTables
+from price_keeper.usage.prompt_router import is_prompt_router
 
 LARGE_REQUEST_BYTES = 64 * 1024  # a larger body takes over a millisecond to bound, so a thread does it
 MIN_RETRY_SECONDS = 1.0
@@ -142,7 +143,10 @@ class HardLabelSelector:
         price_tables = tuple(
             self._price_tables.for_label(resolved.label, target.region, target.model) for target in targets
         )
-        return CallPrices(price_tables, self._unit_prices, piece_prices=price_tables[0].unit_prices)
+        pieces = price_tables[0].unit_prices
+        if is_prompt_router(resolved.model):
+            price_tables = (*price_tables, *self._price_tables.all_tables())  # of whatever it may invoke
+        return CallPrices(price_tables, self._unit_prices, piece_prices=pieces)
 
     async def _compute_ceiling(self, candidate: Candidate, content: RequestContent, prices: CallPrices) -> CostCeiling:
         """The highest ceiling over the label's models, if its targets have several."""

@@ -3,9 +3,9 @@ before the last byte goes to the caller.
 
 START HERE: `Meter`. It never alters the response, and it always comes to a receipt: exact if the response states a
 plausible usage, else estimated: a guess of the tokens, or under a hard budget the call's ceiling. `GuardedMeter` also
-counts the units of a guardrail that the call names. `JobMeter` charges an asynchronous job once, however often its
-start is repeated. `UsageForecast` learns how long a label's responses are; it fills in what a call is assumed to use
-until that is known.
+counts the units of a guardrail that the call names. `RoutedMeter` is for prompt routers. `JobMeter` charges an
+asynchronous job once, however often its start is repeated. `UsageForecast` learns how long a label's responses are; it
+fills in what a call is assumed to use until that is known.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from price_keeper.upstream.forwarder import UpstreamTarget
 from price_keeper.usage.guardrail_usage import GuardrailUsageReader, price_guardrail
 from price_keeper.usage.model_families import UNBILLED_GUARDRAIL_COUNTS
 from price_keeper.usage.price_table import Cost, Pricer
+from price_keeper.usage.prompt_router import InvokedModelReader, add_fee, price_invoked
 from price_keeper.usage.token_usage import Usage, sum_tokens
 from price_keeper.usage.unit_usage import NO_UNITS, RequestedUnits, UnitUsageReader
 from price_keeper.usage.usage_reader import UsageReader, build_reader
@@ -99,6 +100,7 @@ class UsageForecast:
 
 
 PricerForTarget = Callable[[UpstreamTarget], Pricer]
+FindInvokedPricer = Callable[[str, str], Pricer | None]  # from a region and the id of the model that a router invoked
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,7 @@ class OperationPricing:
     forecast: UsageForecast
     sold_units: tuple[str, ...] = ()  # price dimensions of what the label sells by the piece
     requested: RequestedUnits = NO_UNITS  # of one call, by `open_meter`
+    find_invoked: FindInvokedPricer | None = None  # of a prompt router
 
     def estimate_tokens(self, body_bytes: int) -> int:
         """Return the number of tokens that a call is assumed to use."""
@@ -402,6 +405,55 @@ class GuardedMeter(Meter):
             usage._replace(units=units) for units in reader.reported_and_estimated_units(usage.output)
         )
         return max(estimated, reported, key=lambda candidate: self._pricer.price(candidate).pico)
+
+
+class RoutedMeter(Meter):
+    """Meters a call of a prompt router at the prices of the model that it invoked, with the router's fee."""
+
+    __slots__ = ("_find_pricer", "_invoked", "_region")
+
+    def __init__(
+        self,
+        find_pricer: FindInvokedPricer,
+        journal: Journal,
+        pricing: OperationPricing,
+        charged: ChargedCounters,
+        first_target: UpstreamTarget,
+        assumed_usage: Usage,
+        now: float,
+        completion_listeners: tuple[CompletionListener, ...] = (),
+        ceiling_pico: int | None = None,
+    ) -> None:
+        super().__init__(
+            journal, pricing, charged, first_target, assumed_usage, now, completion_listeners, ceiling_pico
+        )
+        self._find_pricer = find_pricer
+        self._invoked: InvokedModelReader | None = None
+        self._region = first_target.region
+
+    def on_sent(self, target: UpstreamTarget) -> None:
+        super().on_sent(target)
+        self._region = target.region
+
+    def on_head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
+        super().on_head(status, headers)
+        self._invoked = InvokedModelReader(headers.get(CONTENT_TYPE, b""))
+
+    def on_data(self, data: bytes) -> None:
+        super().on_data(data)
+        if self._invoked is not None:
+            self._invoked.feed(data)
+
+    def _build_receipt(self, is_whole: bool) -> Receipt | None:
+        model = "" if self._invoked is None else self._invoked.model()
+        self._pricer = price_invoked(self._pricer, self._find_pricer(self._region, model) if model else None)
+        return super()._build_receipt(is_whole)
+
+    def _build_exact_receipt(self, usage: Usage) -> Receipt:
+        return super()._build_exact_receipt(add_fee(usage))
+
+    def _merge_partial_usage(self, reader: UsageReader) -> Usage:
+        return add_fee(super()._merge_partial_usage(reader))
 
 
 class PaidJobs:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -34,11 +35,14 @@ from price_keeper.usage.meter import (
     OperationPricing,
     PaidJobs,
     PricerForTarget,
+    RoutedMeter,
     UsageForecast,
     add_guardrail_prices,
 )
+from price_keeper.usage.price_list import identify_model
 from price_keeper.usage.price_table import Cost, Pricer, price_units
 from price_keeper.usage.price_updates import PriceTables
+from price_keeper.usage.prompt_router import add_fee, is_prompt_router
 from price_keeper.usage.stream_usage import BYTES_PER_TOKEN
 from price_keeper.usage.token_usage import Usage, make_plain_usage
 from price_keeper.usage.unit_usage import NO_UNITS, RequestedUnits
@@ -167,6 +171,9 @@ class MeterFactory:
             pricing = replace(pricing, pricer_for=self._add_guardrail_prices(pricing.pricer_for))
             assumed_usage = assumed_usage._replace(units=estimate_units(guardrail_units, assumed_usage.output))
             make_meter = partial(GuardedMeter, guardrail_units)
+        elif pricing.find_invoked is not None:
+            assumed_usage = add_fee(assumed_usage)
+            make_meter = partial(RoutedMeter, pricing.find_invoked)
         elif pricing.operation is Operation.ASYNC_INVOKES:
             make_meter = partial(JobMeter, self._paid_jobs, caller)
         now = self._clock.now()
@@ -210,6 +217,7 @@ class MeterFactory:
             partial(_assume_tokens, forecast),
             forecast,
             self._find_sold_units(label),
+            find_invoked=self._find_invoked_pricer if is_prompt_router(model) else None,
         )
 
     def _profile_pricing(self, profile: AppLabel, operation: Operation) -> OperationPricing:
@@ -246,6 +254,15 @@ class MeterFactory:
         if config is None or (config.pico_per_async_job is None and not config.prices_usd_per_unit):
             raise InvalidRequest(f"asynchronous jobs of {label!r} have no price here: price_usd_per_async_job")
         return Pricer(partial(price_job, config.pico_per_unit, config.pico_per_async_job), "config")
+
+    def _find_invoked_pricer(self, region: str, model: str) -> Pricer | None:
+        """The prices of the label of this model; None if there is none."""
+        wanted = identify_model(model)
+        for name, label in self._labels.items():
+            if label.model == model or (wanted is not None and identify_model(label.model) == wanted):
+                with suppress(LookupError):  # it may have no endpoint in this region
+                    return self._price_tables.for_label(name, region, label.model).pricer
+        return None
 
     def _find_sold_units(self, label: str) -> tuple[str, ...]:
         return tuple(self._labels[label].prices_usd_per_unit) if label in self._labels else ()

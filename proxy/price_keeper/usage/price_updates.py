@@ -207,6 +207,9 @@ class PriceTables:
             raise LookupError("a model without a label, and no default_price")
         return self._default_table
 
+    def all_tables(self) -> list[PriceTable]:
+        return [each.table for each in self._labels]
+
     def status(self) -> list[PriceStatus]:
         now = self._clock.now()
         return [

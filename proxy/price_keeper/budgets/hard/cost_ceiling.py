@@ -144,7 +144,8 @@ def _bound_pieces(operation: Operation, parsed: StrictBody, prices: CallPrices, 
         raise build_unbounded_error("this call", "it is sold by the piece and has no price here: prices_usd_per_unit")
     if not requested.is_bounded:
         raise build_unbounded_error("a search with so long a query", "how its documents are cut is not known")
-    return price_units(prices.piece_prices, requested.quantities).pico
+    fee = prices.piece_prices.get("routed_request", 0)
+    return price_units(prices.piece_prices, requested.quantities).pico + fee
 
 
 def _check_requested_prices(
