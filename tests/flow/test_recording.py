@@ -36,6 +36,9 @@ async def port(tmp_path: Path) -> AsyncIterator[DataPort]:
         labels["premium"], prices_usd_per_1m=replace(labels["premium"].prices_usd_per_1m, long_context=long)
     )
     labels["film"] = replace(labels["economy"], model="amazon.nova-reel-v1:0", price_usd_per_async_job=JOB_USD)
+    labels["clip"] = replace(
+        labels["economy"], model="amazon.nova-reel-v1:1", prices_usd_per_unit={"video_second": Decimal("0.08")}
+    )
     labels["chat"] = replace(labels["economy"], model=CHAT["model"], format="openai")
     async with data_port(tmp_path, labels=labels, guardrails=GUARDRAILS) as opened:
         yield opened
@@ -162,6 +165,19 @@ async def test_repeated_job_start_is_charged_once(port: DataPort) -> None:
     assert port.recording.flusher.journal.open_calls == 0
     assert len({await start(port, "two"), await start(port), await start(port)}) == 3
     assert sums(port) == {"async-jobs": UsageCounts(4, pico=4 * 15 * 10**11)}
+
+
+async def test_job_with_price_per_second_costs_its_seconds_once(port: DataPort) -> None:
+    clip = {"modelId": "clip", "modelInput": {"videoGenerationConfig": {"durationSeconds": 6}}}
+    assert len({await start(port, "one", **clip) for _ in range(2)}) == 1
+    assert sums(port) == {"async-jobs": UsageCounts(1, pico=48 * 10**10, video_seconds=6)}
+
+
+async def test_job_whose_seconds_are_not_known_is_refused(port: DataPort) -> None:
+    with pytest.raises(ClientError, match="no price here"):
+        await start(port, modelId="clip")
+    assert sums(port) == {}
+    assert port.recording.flusher.journal.open_calls == 0
 
 
 async def test_refused_job_costs_nothing(port: DataPort) -> None:
