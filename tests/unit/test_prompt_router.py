@@ -21,8 +21,10 @@ from price_keeper.stores.contract import Store
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.forwarder import UpstreamTarget
 from price_keeper.usage.meter_factory import MeterFactory
+from price_keeper.usage.price_table import PRICE_UNKNOWN, build_label_price_table
 from price_keeper.usage.price_updates import PriceTables
-from price_keeper.usage.prompt_router import is_prompt_router
+from price_keeper.usage.prompt_router import add_fee, is_prompt_router, price_invoked
+from price_keeper.usage.token_usage import Usage
 
 from tests.support.clock import ManualClock
 
@@ -137,6 +139,14 @@ def test_what_the_model_said_is_no_trace(journal: Journal) -> None:
     said = json.dumps(trace("anthropic.claude-haiku-4-5-20251001-v1:0"))
     answer = json.loads(converse(None)) | {"output": {"message": {"content": [{"text": said}]}}}
     assert record(journal, json.dumps(answer).encode()).pico == (100 * 7 + 10 * 8) * 10**6 + FEE
+
+
+def test_tokens_of_an_unknown_model_are_flagged() -> None:
+    labels = parse_config(CONFIG, "", {}).labels
+    own, small = (build_label_price_table(labels[name]).pricer for name in ("router", "small"))
+    usage = add_fee(Usage(100, 10))
+    assert price_invoked(own, small).price(usage) == ((100 * 1 + 10 * 5) * 10**6 + FEE, frozenset())
+    assert price_invoked(own, None).price(usage) == ((100 * 7 + 10 * 8) * 10**6 + FEE, {PRICE_UNKNOWN})
 
 
 def test_ceiling_has_the_fee() -> None:
