@@ -120,7 +120,7 @@ MUTATIONS: dict[str, tuple[str, Spoils]] = {
     ),
     "names that come twice": ("control_bodies", puts(control_bodies, "_reject_duplicate_names", dict)),
     "signatures": ("tokens", puts(tokens, "_JWT_OPTIONS", {"verify_signature": False})),
-    "prices below nothing": ("price_list", wraps(price_list, "_pico_per_token", lambda pico: pico and -pico)),
+    "prices below nothing": ("price_list", wraps(price_list, "_read_pico", lambda pico: pico and -pico)),
     "lines that are not there": (
         "config",
         wraps(config_problems.ConfigProblems, "format_lines", lambda told: [f"config.yaml:9999: {told}"]),
