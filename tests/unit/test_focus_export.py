@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.ledger.ledger_entries import UsageCounts
+from price_keeper.price_dimensions import COUNT_FIELDS
 from price_keeper.reports import focus_export
 from price_keeper.reports.focus_export import iterate_focus_records
 from price_keeper.reports.org_directory import OrgInfo
@@ -323,7 +324,11 @@ def test_export_without_rows_has_only_header() -> None:
             st.sampled_from([None, "shop", "-"]),
             st.sampled_from(["premium", "guardrails", "async-jobs", "unlabelled.claude"]),
             st.dates(date(2025, 12, 1), date(2027, 1, 31)),
-            st.builds(UsageCounts, *([st.integers(0, 10**12)] * 8), st.integers(0, 10**20)),
+            st.builds(
+                UsageCounts,
+                **dict.fromkeys(COUNT_FIELDS, st.integers(0, 10**12)),
+                pico=st.integers(0, 10**20),
+            ),
         ),
         unique_by=lambda each: each[:4],
     ),

@@ -4,7 +4,7 @@ What an org's own counter holds depends on its `quota_scope` when the calls were
 the org, including those of its apps; the difference is spend of callers without an app. Under APP it holds only the
 calls of callers without an app. A counter does not record which, and `quota_scope` may have changed since. The rules:
 
-- if for some label both are equal in all nine counts, the org's counter includes its apps;
+- if for some label both are equal in all counts, the org's counter includes its apps;
 - otherwise the org's current `quota_scope` decides.
 
 With only one kind of counter there is nothing to decide. Evidence against the decision is reported as an
