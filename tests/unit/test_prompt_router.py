@@ -41,10 +41,14 @@ labels:
     model: anthropic.claude-haiku-4-5-20251001-v1:0
     format: anthropic
     prices_usd_per_1m: {{input: 1, output: 5}}
-  small-us:
-    model: us.anthropic.claude-haiku-4-5-20251001-v1:0
-    format: anthropic
-    prices_usd_per_1m: {{input: 2, output: 9}}
+    endpoints:
+      - {{region: us-east-1}}
+      - region: us-east-1
+        model: us.anthropic.claude-haiku-4-5-20251001-v1:0
+        prices_usd_per_1m: {{input: 2, output: 9}}
+      - region: eu-west-1
+        model: global.anthropic.claude-haiku-4-5-20251001-v1:0
+        prices_usd_per_1m: {{input: 4, output: 6}}
   large:
     model: anthropic.claude-sonnet-4-5-20250929-v1:0
     format: anthropic
@@ -110,7 +114,16 @@ def test_routed_call_costs_the_prices_of_the_invoked_model_and_the_fee(
 
 
 @pytest.mark.parametrize(
-    "model", ["amazon.nova-lite-v1:0", "eu.anthropic.claude-opus-4-1-20250805-v1:0", "", None, 5, "x" * 5000]
+    "model",
+    [
+        "amazon.nova-lite-v1:0",
+        "eu.anthropic.claude-opus-4-1-20250805-v1:0",
+        "global.anthropic.claude-haiku-4-5-20251001-v1:0",  # which has a price in another region alone
+        "",
+        None,
+        5,
+        "x" * 5000,
+    ],
 )
 def test_invoked_model_without_a_label_costs_the_routers_own_prices(journal: Journal, model: Any) -> None:
     assert record(journal, converse(model)).pico == (100 * 7 + 10 * 8) * 10**6 + FEE

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -39,7 +38,6 @@ from price_keeper.usage.meter import (
     UsageForecast,
     add_guardrail_prices,
 )
-from price_keeper.usage.price_list import identify_model
 from price_keeper.usage.price_table import Cost, Pricer, price_units
 from price_keeper.usage.price_updates import PriceTables
 from price_keeper.usage.prompt_router import add_fee, is_prompt_router
@@ -256,13 +254,8 @@ class MeterFactory:
         return Pricer(partial(price_job, config.pico_per_unit, config.pico_per_async_job), "config")
 
     def _find_invoked_pricer(self, region: str, model: str) -> Pricer | None:
-        """The prices of the label of this model; None if there is none."""
-        wanted = identify_model(model)
-        for name, label in self._labels.items():
-            if label.model == model or (wanted is not None and identify_model(label.model) == wanted):
-                with suppress(LookupError):  # it may have no endpoint in this region
-                    return self._price_tables.for_label(name, region, label.model).pricer
-        return None
+        price_table = self._price_tables.find_for_model(region, model)
+        return None if price_table is None else price_table.pricer
 
     def _find_sold_units(self, label: str) -> tuple[str, ...]:
         return tuple(self._labels[label].prices_usd_per_unit) if label in self._labels else ()

@@ -207,6 +207,17 @@ class PriceTables:
             raise LookupError("a model without a label, and no default_price")
         return self._default_table
 
+    def find_for_model(self, region: str, model: str) -> PriceTable | None:
+        """Return the table of a label that calls this model in this region; None if there is none."""
+        wanted = identify_model(model)
+        for each in self._labels:
+            known = each.model_region
+            if known.region == region and (
+                known.model == model or (wanted is not None and identify_model(known.model) == wanted)
+            ):
+                return each.table
+        return None
+
     def all_tables(self) -> list[PriceTable]:
         return [each.table for each in self._labels]
 
