@@ -186,22 +186,24 @@ async def data_port(
                 clock,
                 tasks,
             )
-            yield DataPort(
-                f"http://127.0.0.1:{port}",
-                token,
-                stand_in,
-                recording,
-                store,
-                budget_registry,
-                hard,
-                full_config,
-                handler,
-                forwarder,
-                catalog,
-                proxy,
-                listener,
-            )
-            await listener.drain(0.5, forwarder.close)
+            try:
+                yield DataPort(
+                    f"http://127.0.0.1:{port}",
+                    token,
+                    stand_in,
+                    recording,
+                    store,
+                    budget_registry,
+                    hard,
+                    full_config,
+                    handler,
+                    forwarder,
+                    catalog,
+                    proxy,
+                    listener,
+                )
+            finally:  # a failed test leaves no open port to another
+                await listener.drain(0.5, forwarder.close)
             await recording.finish()
             await lease_manager.stop()
     await opened.close()
