@@ -107,7 +107,7 @@ def test_secret_and_token_events_are_counted(it: ObservedSidecar, first: Scrape)
 def test_quota_ratio_mode_and_active_label_are_exported(first: Scrape) -> None:
     spent = first.value("recorded_usd_total", label="premium")
     used = first.value("quota_used_ratio", org=ORG, app=APP, label="premium")
-    assert 0 < used <= spent / 0.01 + 1e-9
+    assert 0 < used <= spent / 0.02 + 1e-9
     assert first.value("quota_mode", org=ORG, app=APP, label="premium") == 0
     assert first.value("active_label_info", org=ORG, app=APP, label="premium") == 1
     assert first.value("scopes_untold") == 0

@@ -26,7 +26,7 @@ ORG = "c0000000-0000-4000-8000-00000000000e"
 APP = "watched"
 SECRET = "what the sidecar of these tests signs its tokens with"
 ADMIN_KEY = "the-admin-key-of-these-tests-long-enough"
-QUOTAS = {"premium": 10_000, "economy": 10_000_000}  # micro-dollars: a cent for the first
+QUOTAS = {"premium": 20_000, "economy": 10_000_000}  # micro-dollars: two cents for the first
 ENVIRONMENT = {
     "PRICE_KEEPER_JWT_SECRET": SECRET,
     "PRICE_KEEPER_API_KEY": ADMIN_KEY,
