@@ -48,6 +48,7 @@ from price_keeper.ledger.ledger_entries import (
     LineKind,
     Receipt,
     UsageTally,
+    check_counts,
     encode_head,
     encode_ready,
 )
@@ -142,7 +143,9 @@ class SegmentSeal:
 def _parse_sum(values: list[Any], interned: dict[Counter, Counter]) -> tuple[Counter, UsageCounts]:
     width = len(Counter._fields)
     counter = Counter.from_values(values[:width])
-    return interned.setdefault(counter, counter), UsageCounts(*map(int, values[width:]))
+    counts = UsageCounts(*map(int, values[width:]))
+    check_counts(counts)
+    return interned.setdefault(counter, counter), counts
 
 
 def _encode_integer(number: int) -> int | str:

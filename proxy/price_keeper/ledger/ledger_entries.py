@@ -175,6 +175,12 @@ class Receipt:
         return cls(UsageCounts(*counts), about)
 
 
+def check_counts(counts: UsageCounts) -> None:
+    """Raises ValueError: a line with a good checksum may still be no line of this product."""
+    if min(counts) < 0:
+        raise ValueError("expected counts")
+
+
 class UsageTally:
     """Sums by counter. Entries are added up in batches, which costs less than doing it in each call."""
 

@@ -25,6 +25,7 @@ from price_keeper.ledger.ledger_entries import (
     LineKind,
     Receipt,
     UsageTally,
+    check_counts,
 )
 from price_keeper.ledger.segment import SEGMENT_SUFFIX, JournalLines, decode_lines
 from price_keeper.ledger.ulid import is_ulid
@@ -170,6 +171,7 @@ class RecoveredSegment:
 
     def _settle(self, number: int, receipt: Receipt) -> None:
         _check_integers(receipt.counts)
+        check_counts(receipt.counts)
         intent = self.open.pop(number, None)
         if intent is not None:
             self.tally.add(intent.charged, receipt.counts)
