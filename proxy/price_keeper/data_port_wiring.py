@@ -279,7 +279,12 @@ def build_label_selector(
         flusher.check_recordable,
         hard_label_selector,
         request_stats,
-        ProfileModels(lambda region: bedrock.url or build_control_plane_url(region), bedrock.authorizer, clock),
+        ProfileModels(
+            _list_regions(config),
+            lambda region: bedrock.url or build_control_plane_url(region),
+            bedrock.authorizer,
+            clock,
+        ),
     )
 
 
@@ -298,6 +303,13 @@ def build_regional_url(region: str) -> str:
 
 def build_control_plane_url(region: str) -> str:
     return f"https://bedrock.{region}.amazonaws.com"
+
+
+def _list_regions(config: Config) -> set[str]:
+    return {
+        config.upstream.region,
+        *(endpoint.region for label in config.labels.values() for endpoint in label.endpoints),
+    }
 
 
 def list_endpoints(config: Config, bedrock: BedrockAccess) -> set[UpstreamEndpoint]:

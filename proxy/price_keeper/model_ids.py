@@ -37,6 +37,11 @@ def find_base_model(model_id: str) -> str:
     return model_id if form is None else form["base"]
 
 
+def is_system_profile_arn(model_id: str) -> bool:
+    """Whether this is the ARN of a cross-region inference profile, which says which model it is of."""
+    return ":inference-profile/" in model_id
+
+
 def find_profile_region(model_id: str) -> str | None:
     """The region of an application inference profile's ARN; None for any other id."""
     arn = _APPLICATION_PROFILE.fullmatch(model_id)

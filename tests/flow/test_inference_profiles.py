@@ -115,7 +115,7 @@ async def test_profile_is_unknown_to_other_apps(own: ProfileHarness) -> None:
                 await own.ask(asked, app=app, **TURN)
     with pytest.raises(ClientError, match="there are premium, standard, economy, fast, and the models"):
         await own.ask("slow", **TURN)
-    assert {entry.operation for entry in own.port.bedrock.ledger} == {"GetInferenceProfile"}
+    assert list(own.port.bedrock.ledger) == []
 
 
 async def test_configured_label_wins_over_profile(own: ProfileHarness) -> None:
@@ -141,6 +141,23 @@ async def test_configured_model_keeps_its_label(tmp_path: Path) -> None:
         assert (await own.ask(ARN, **TURN))["x-price-keeper-label"] == "premium"
         assert (await own.ask("fast", **TURN))["x-price-keeper-label"] == "fast"
         assert (spent(own)[WEB, "fast"].requests, spent(own)[WEB, "premium"].requests) == (1, 1)
+
+
+async def test_own_label_is_called_by_its_arn_although_its_model_has_a_configured_label(own: ProfileHarness) -> None:
+    """Whoever calls the ARN spends of the own label's hard budget, not of the configured label's, which has none."""
+    model = Config.development().labels["premium"].model.removeprefix("global.")
+    arn = f"arn:aws:bedrock:{REGION}:123456789012:inference-profile/eu.{model}"
+    assert (await own.ask(arn, **TURN))["x-price-keeper-label"] == "premium"
+    await own.make_profile("mine", format="anthropic", inference_profile_arn=arn)
+    await of_each_app(own)
+    await own.put_app(enforcement="hard", **budget(mine=1))
+    own.clock.ahead += 120
+    turn = TURN | {"inferenceConfig": {"maxTokens": 20}}
+    answer = await own.ask(arn, **turn)
+    assert (answer["x-price-keeper-label"], answer["x-price-keeper-model"]) == ("mine", arn)
+    assert spent(own)[WEB, "mine"].pico == last_cost(own)
+    with pytest.raises(ClientError, match="which is more than is left"):
+        await own.ask(arn, **TURN | {"inferenceConfig": {"maxTokens": 200_000}})
 
 
 def profile(label: str, **changes: Any) -> dict[str, Any]:

@@ -181,6 +181,16 @@ async def test_profile_without_known_model_is_metered_where_unlabelled_models_ar
         assert recorded.pico == (usage.input_tokens + usage.output_tokens) * 7 * 10**6
 
 
+async def test_profile_of_region_that_is_not_configured_is_not_looked_up(port: DataPort) -> None:
+    """Callers choose the ARNs, and each region would get a signer, and a connection to a host of that name."""
+    signers = port.forwarder._authorizer._signers  # type: ignore[attr-defined]
+    for number in range(20):
+        answer = await ask(port, UNKNOWN_PROFILE.replace("us-east-1", f"us-invented-{number}"))
+        assert (answer.status, "there is no label for" in answer.message) == (400, True)
+    assert list(port.bedrock.ledger) == []
+    assert [*signers] == []
+
+
 async def test_alias_of_application_profile_needs_no_lookup(port: DataPort) -> None:
     aliased = replace(LABELS["premium"], aliases=(UNKNOWN_PROFILE,))
     await port.apply_config(labels={**LABELS, "premium": aliased})

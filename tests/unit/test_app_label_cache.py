@@ -299,6 +299,23 @@ def test_arn_resolves_to_first_app_label_with_it() -> None:
         assert (found.requested, found.label, found.model) == (ARN, "a", ARN)
 
 
+def test_own_label_of_exact_arn_goes_before_form_of_configured_model() -> None:
+    model = CONFIG.labels["premium"].model.removeprefix("global.")
+    arn = f"arn:aws:bedrock:eu-west-1:123456789012:inference-profile/eu.{model}"
+    own = own_of(mine=item(arn=arn))
+    for allows_unlabelled in (False, True):
+        labels = LabelResolver(CONFIG.labels, allows_unlabelled=allows_unlabelled)
+        assert labels.resolve(arn, own).label == "mine"
+        assert labels.resolve(arn).label == "premium"
+        assert labels.resolve_configured(arn) is None  # the app's labels have to be read first
+        assert labels.resolve(arn.replace("eu-west-1", "eu-west-2"), own).label == "premium"
+        assert labels.resolve(f"eu.{model}", own).label == "premium"
+    with pytest.raises(Busy):
+        LabelResolver(CONFIG.labels, allows_unlabelled=False).resolve(arn, UNREAD_APP_LABELS)
+    aliased = {"premium": replace(CONFIG.labels["premium"], aliases=(arn,))}
+    assert LabelResolver(aliased, allows_unlabelled=False).resolve(arn, own).label == "premium"
+
+
 def test_unread_app_labels_ask_caller_to_retry() -> None:
     labels = LabelResolver(CONFIG.labels, allows_unlabelled=False)
     assert labels.resolve("premium", UNREAD_APP_LABELS).label == "premium"

@@ -14,7 +14,7 @@ from price_keeper.errors import ConfigError, UpstreamUnavailable
 from price_keeper.provider_chain import ProviderChain
 from price_keeper.upstream.aws_credentials import RefreshingCredentials, StaticCredentials
 from price_keeper.upstream.connection_pool import ConnectionPool, UpstreamEndpoint
-from price_keeper.upstream.forwarder import BearerAuthorizer, SigV4Authorizer, UpstreamCall, UpstreamTarget
+from price_keeper.upstream.forwarder import MAX_SIGNERS, BearerAuthorizer, SigV4Authorizer, UpstreamCall, UpstreamTarget
 from price_keeper.upstream.sigv4 import AwsCredentials
 from price_keeper.upstream.upstream_health import UpstreamHealth
 
@@ -222,6 +222,20 @@ def test_bearer_key_must_be_one_word() -> None:
             BearerAuthorizer(key)
         assert "printable ASCII without spaces" in str(refused.value)
         assert "evil" not in str(refused.value)
+
+
+def test_signers_of_many_regions_are_bounded() -> None:
+    signing = SigV4Authorizer(StaticCredentials(AwsCredentials("KEY", "secret")), lambda: 0.0)
+
+    def sign(region: str) -> bytes:
+        target = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), region, "m", "/")
+        return signing.build_header_lines(UpstreamCall("POST", "", [], lambda _: b"", [target]), target, "h", b"")
+
+    first = sign("us-east-1")
+    for number in range(1000):
+        sign(f"eu-west-{number}")
+    assert len(signing._signers) == MAX_SIGNERS
+    assert sign("us-east-1") == first
 
 
 def test_headers_changed_by_load_balancers_are_not_signed() -> None:

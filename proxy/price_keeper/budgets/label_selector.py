@@ -25,7 +25,7 @@ from price_keeper.domain import Caller, CostCeiling, ResolvedLabel
 from price_keeper.errors import Busy, InvalidRequest, QuotaExceeded, Refusal, UpstreamUnavailable
 from price_keeper.exchange import Header, Request
 from price_keeper.ledger.ledger_entries import ChargedCounters
-from price_keeper.model_ids import find_profile_region
+from price_keeper.model_ids import find_profile_region, is_system_profile_arn
 from price_keeper.operations import BodyForm, find_operations
 from price_keeper.parse_call import ParsedCall, locate_model
 from price_keeper.tasks import run_large_work
@@ -192,14 +192,14 @@ class LabelSelector:
         app_labels, region = await self._budgets.app_labels.get(caller), find_profile_region(call.model)
         profile_model: str | None = None
         if region is not None and app_labels is not UNREAD_APP_LABELS and app_labels.resolve(call.model) is None:
-            profile_model = await self._find_profile_model(call.model, region)
+            profile_model = await self._find_profile_model(caller, call.model, region)
         if self._successor is not None:  # the name may be a configured label now
             return await self._successor.resolve(caller, call)
         return self._labels.resolve(call.model, app_labels, profile_model)
 
-    async def _find_profile_model(self, arn: str, region: str) -> str | None:
+    async def _find_profile_model(self, caller: Caller, arn: str, region: str) -> str | None:
         try:
-            return await self._profile_models.find(arn, region)
+            return await self._profile_models.find(arn, region, caller)
         except UpstreamUnavailable:
             if self._labels.allows_unlabelled:
                 return None
@@ -377,20 +377,20 @@ class LabelResolver:
         self._names = LabelNames(labels)
         self.allows_unlabelled = allows_unlabelled
 
-    def resolve_configured(self, requested: str, model: str | None = None) -> ResolvedLabel | None:
-        """A configured label by its name, an alias, or any form of its model's id; None if there is none. `model` is
-        what the requested name stands for, if that is known."""
-        name = self._names.find(model or requested)
-        return None if name is None else ResolvedLabel(requested, name, self._labels[name].model)
+    def resolve_configured(self, requested: str) -> ResolvedLabel | None:
+        """A configured label by its name, an alias, or any form of its model's id; None if there is none. An app may
+        have a label of its own for the ARN of a profile, so such an ARN counts only as the configuration writes it."""
+        find = self._names.find_written if is_system_profile_arn(requested) else self._names.find
+        return self._build(requested, find(requested))
 
     def resolve(
         self, requested: str, app_labels: AppLabels = NO_APP_LABELS, profile_model: str | None = None
     ) -> ResolvedLabel:
-        """A configured label, or else one of the app's own, or else the label of the inference profile's model. Raises
-        InvalidRequest and Busy."""
+        """A configured label, or else one of the app's own, or else the configured label of the profile's model.
+        `profile_model` is that of an application inference profile, if it is known. Raises InvalidRequest and Busy."""
         resolved = self.resolve_configured(requested) or app_labels.resolve(requested)
-        if resolved is None and profile_model is not None:
-            resolved = self.resolve_configured(requested, profile_model)
+        if resolved is None and app_labels is not UNREAD_APP_LABELS:
+            resolved = self._build(requested, self._names.find(profile_model or requested))
         if resolved is not None:
             return resolved
         if self.allows_unlabelled:
@@ -400,6 +400,9 @@ class LabelResolver:
             raise Busy(message, retry_after=UNREAD_RETRY_SECONDS)
         allowed = f"{', '.join((*self._labels, *app_labels.by_name))}, and the models they stand for"
         raise InvalidRequest(f"there is no label for {requested[:200]!r}; there are {allowed}")
+
+    def _build(self, requested: str, label: str | None) -> ResolvedLabel | None:
+        return None if label is None else ResolvedLabel(requested, label, self._labels[label].model)
 
     def list_names(self, app_labels: AppLabels) -> list[str]:
         return [*self._labels, *(name for name in app_labels.by_name if name not in self._labels)]

@@ -16,9 +16,14 @@ from price_keeper.model_ids import find_base_model
 class LabelNames:
     def __init__(self, labels: Mapping[str, LabelConfig]) -> None:
         self._labels = labels
+        self._by_written_name = {name: label for label, config in labels.items() for name in config.model_names}
         self._by_base_model = {
             find_base_model(name): label for label, config in labels.items() for name in config.model_names
         }
+
+    def find_written(self, name: str) -> str | None:
+        """The label whose own name, model or alias this is, as it is written; None if there is none."""
+        return name if name in self._labels else self._by_written_name.get(name)
 
     def find(self, name: str) -> str | None:
         """The label that the name stands for; None if there is none."""

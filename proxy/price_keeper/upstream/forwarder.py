@@ -17,6 +17,7 @@ from hashlib import sha256
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
+from price_keeper.bounded_dict import BoundedDict
 from price_keeper.client_tls import get_client_context
 from price_keeper.clock import Clock
 from price_keeper.errors import ConfigError, TooManyRequests, UpstreamUnavailable
@@ -37,6 +38,8 @@ from price_keeper.upstream.sigv4 import Signer
 from price_keeper.upstream.upstream_health import UpstreamHealth
 
 THROTTLED: Final = 429  # throttling, or a model that is not ready; the call was certainly not executed
+
+MAX_SIGNERS: Final = 64  # AWS has about half as many regions
 
 # All others are signed: the content type, and x-amzn-bedrock-... A trace id is not, as in every SDK, because load
 # balancers change it.
@@ -128,12 +131,12 @@ class BearerAuthorizer:
 
 
 class SigV4Authorizer:
-    """Signs every call with AWS credentials; one signer per region."""
+    """Signs every call with AWS credentials; one signer per region, of which the last MAX_SIGNERS are kept."""
 
     def __init__(self, credentials: CredentialSource, now: Callable[[], float]) -> None:
         self._credentials = credentials
         self._now = now
-        self._signers: dict[str, Signer] = {}
+        self._signers = BoundedDict[str, Signer](MAX_SIGNERS)  # apps' own labels may name any region
 
     def build_header_lines(self, call: UpstreamCall, target: UpstreamTarget, host: str, body: bytes) -> bytes:
         signer = self._signers.get(target.region)
