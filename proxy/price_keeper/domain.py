@@ -164,3 +164,4 @@ class CostCeiling(NamedTuple):
     output_tokens: int
     body: bytes
     needs_count: bool = False
+    piece_pico: int = 0  # the part of `pico` that is for what is sold by the piece, which no count of tokens changes

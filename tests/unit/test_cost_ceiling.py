@@ -166,6 +166,13 @@ def test_non_text_block_needs_token_count(block: Any) -> None:
     assert (known.body, known.output_tokens) == (found.body, 100)
 
 
+def test_count_of_tokens_keeps_cost_of_pieces() -> None:
+    prices = PRICES._replace(piece_prices={"routed_request": 7})
+    body = said({"image": BYTES})
+    plain, with_fee = (apply_count(asked(body, prices=each), each, 5000).pico for each in (PRICES, prices))
+    assert with_fee == plain + 7
+
+
 @pytest.mark.parametrize("count", [-1, 1.0, True, None, "5"])
 def test_invalid_token_count_is_refused(count: Any) -> None:
     with pytest.raises(InvalidRequest):

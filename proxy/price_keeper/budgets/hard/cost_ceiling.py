@@ -92,7 +92,7 @@ def apply_count(ceiling: CostCeiling, prices: CallPrices, tokens: int) -> CostCe
     if type(tokens) is not int or tokens < 0:
         raise build_unbounded_error("the input", "Bedrock's count of it is no number")
     input_tokens = tokens + tokens // COUNT_MARGIN_SHARE + REQUEST_TOKENS
-    pico = compute_max_cost(prices.price_tables, input_tokens, ceiling.output_tokens)
+    pico = compute_max_cost(prices.price_tables, input_tokens, ceiling.output_tokens) + ceiling.piece_pico
     return ceiling._replace(pico=pico, input_tokens=input_tokens, needs_count=False)
 
 
@@ -133,8 +133,8 @@ def _bound_tokens(
             )
         input_tokens = UNCOUNTED_TOKENS
     pico = compute_max_cost(prices.price_tables, input_tokens, output_tokens)
-    pico += _bound_pieces(operation, parsed, prices, is_required=form.is_sold_by_piece)
-    return CostCeiling(pico, input_tokens, output_tokens, body, needs_count)
+    piece_pico = _bound_pieces(operation, parsed, prices, is_required=form.is_sold_by_piece)
+    return CostCeiling(pico + piece_pico, input_tokens, output_tokens, body, needs_count, piece_pico)
 
 
 def _bound_pieces(operation: Operation, parsed: StrictBody, prices: CallPrices, *, is_required: bool = False) -> int:
