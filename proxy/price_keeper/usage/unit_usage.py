@@ -121,17 +121,17 @@ def _read_video_job(document: Json) -> RequestedUnits | None:
     given = document.get("modelInput")
     if not isinstance(given, dict):
         return None
-    shots = _get_object(given, "multiShotManualParams").get("shots")
-    if isinstance(shots, list) and shots:
-        return RequestedUnits({"video_second": _SHOT_SECONDS * len(shots)})
     config = _get_object(given, "videoGenerationConfig")
     length = config.get("durationSeconds", given.get("duration"))
-    seconds = _SECONDS.fullmatch(str(length)) if isinstance(length, (int, str)) else None
-    if seconds is None:
+    stated = _SECONDS.fullmatch(str(length)) if isinstance(length, (int, str)) else None
+    shots = _get_object(given, "multiShotManualParams").get("shots")
+    # Which of both holds depends on the kind of task; of a task that ignores one of them, the longer is no less.
+    seconds = max(int(stated[1]) if stated else 0, _SHOT_SECONDS * len(shots) if isinstance(shots, list) else 0)
+    if not seconds:
         return None
     resolution = given.get("resolution")
     name = f"video_second_{resolution}" if resolution in _RESOLUTIONS else "video_second"
-    return RequestedUnits({name: int(seconds[1])})
+    return RequestedUnits({name: seconds})
 
 
 class UnitForm(NamedTuple):
