@@ -69,11 +69,15 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 
 def record(
-    journal: Journal, answer: bytes, operation: Operation = Operation.CONVERSE, status: int = 200
+    journal: Journal,
+    answer: bytes,
+    operation: Operation = Operation.CONVERSE,
+    status: int = 200,
+    config: str = CONFIG,
 ) -> UsageCounts:
-    config, clock = parse_config(CONFIG, "", {}), ManualClock()
+    parsed, clock = parse_config(config, "", {}), ManualClock()
     no_store: Any = Store  # the list is never read here
-    meters = MeterFactory(config, journal, PriceTables(config, no_store, None, clock), clock)
+    meters = MeterFactory(parsed, journal, PriceTables(parsed, no_store, None, clock), clock)
     pricing = meters.pricing_for(ResolvedLabel("router", "router", ROUTER), operation, b"POST")
     assert pricing is not None
     before = journal.tally.total()
@@ -157,9 +161,20 @@ def test_what_the_model_said_is_no_trace(journal: Journal) -> None:
 def test_tokens_of_an_unknown_model_are_flagged() -> None:
     labels = parse_config(CONFIG, "", {}).labels
     own, small = (build_label_price_table(labels[name]).pricer for name in ("router", "small"))
-    usage = add_fee(Usage(100, 10))
+    usage = add_fee(Usage(100, 10), ["routed_request"])
     assert price_invoked(own, small).price(usage) == ((100 * 1 + 10 * 5) * 10**6 + FEE, frozenset())
     assert price_invoked(own, None).price(usage) == ((100 * 7 + 10 * 8) * 10**6 + FEE, {PRICE_UNKNOWN})
+
+
+def test_routed_call_of_a_label_without_a_fee_has_none(journal: Journal) -> None:
+    """Older versions cannot read journal lines with one, and its price would not be known."""
+    config = CONFIG.replace("    prices_usd_per_unit: {routed_request: 0.001}\n", "")
+    counts = record(journal, converse("anthropic.claude-sonnet-4-5-20250929-v1:0"), config=config)
+    assert counts == UsageCounts(1, 0, 100, 10, pico=(100 * 3 + 10 * 15) * 10**6)
+    written = b"".join(path.read_bytes() for path in journal.folder.rglob("*") if path.is_file())
+    assert b"config-" in written
+    assert PRICE_UNKNOWN.encode() not in written
+    assert record(journal, b"{}", config=config).routed_requests == 0
 
 
 def test_ceiling_has_the_fee() -> None:

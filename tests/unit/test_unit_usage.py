@@ -89,6 +89,17 @@ REQUESTS: dict[str, tuple[Any, Operation, tuple[dict[str, int], bool, bool]]] = 
         JOB,
         ({"video_second": 12}, True, True),
     ),
+    "nova reel, shots that an automated task ignores": (
+        {"modelInput": {"videoGenerationConfig": {"durationSeconds": 120}, "multiShotManualParams": {"shots": [{}]}}},
+        JOB,
+        ({"video_second": 120}, True, True),
+    ),
+    "nova reel, a length that a task of shots ignores": (
+        {"modelInput": {"videoGenerationConfig": {"durationSeconds": 6}, "multiShotManualParams": {"shots": [{}] * 3}}},
+        JOB,
+        ({"video_second": 18}, True, True),
+    ),
+    "no second": ({"modelInput": {"videoGenerationConfig": {"durationSeconds": 0}}}, JOB, ({}, True, True)),
     "ray": (
         {"modelInput": {"duration": "9s", "resolution": "720p"}},
         JOB,
@@ -276,6 +287,22 @@ def test_web_searches_without_a_price_are_flagged() -> None:
     usage = Usage(5, 6, quantities={"web_search": 2})
     plain = build_price_table(PricesConfig(Decimal(3), Decimal(15)))
     assert price_usage(plain, usage) == (5 * 3_000_000 + 6 * 15_000_000, {PRICE_UNKNOWN})
+
+
+@pytest.mark.parametrize(("prices", "searches"), [("web_search: 0.01", 2), ("", 0)])
+def test_web_searches_are_counted_only_where_they_have_a_price(journal: Journal, prices: str, searches: int) -> None:
+    """Older versions cannot read journal lines with them."""
+    label = parse_config(LABEL % prices, "", {}).labels["one"]
+    pricer, sold = build_label_price_table(label).pricer, tuple(label.prices_usd_per_unit)
+    pricing = OperationPricing("one", INVOKE, "nova", lambda _: pricer, lambda _: Usage(1, 501), UsageForecast(), sold)
+    meter = Meter(journal, pricing, CHARGED, TARGET, Usage(1, 501), 1.0)
+    meter.on_sent(TARGET)
+    meter.on_head(200, {b"content-type": b"application/json"})
+    meter.on_data(json.dumps({"content": [{"type": "text", "text": "a"}], "usage": SEARCHED}).encode())
+    meter.on_end(True)
+    counts = journal.tally.total()
+    assert (counts.tool_calls, counts.estimated_requests) == (searches, 0)
+    assert len(counts.to_values()) == len(UsageCounts()) - (0 if searches else 5)
 
 
 def test_web_searches_of_a_stream_count_once() -> None:

@@ -37,7 +37,7 @@ from price_keeper.usage.model_families import UNBILLED_GUARDRAIL_COUNTS
 from price_keeper.usage.price_table import Cost, Pricer
 from price_keeper.usage.prompt_router import InvokedModelReader, add_fee, price_invoked
 from price_keeper.usage.token_usage import Usage, sum_tokens
-from price_keeper.usage.unit_usage import NO_UNITS, RequestedUnits, UnitUsageReader
+from price_keeper.usage.unit_usage import NO_QUANTITIES, NO_UNITS, RequestedUnits, UnitUsageReader
 from price_keeper.usage.usage_reader import UsageReader, build_reader
 
 INITIAL_OUTPUT_TOKENS: Final = 500  # the forecast before any response
@@ -294,7 +294,7 @@ class Meter:
             counts = make_plain_counts(input, output, pico)
         else:
             cost = pricer.price(usage)
-            pico, counts = cost.pico, build_counts(usage, cost.pico)
+            pico, counts = cost.pico, self._count(usage, cost.pico)
             about |= _describe_unusual(usage, cost)
         if not 0 < pico <= MAX_CALL_PICO:
             if pico > 0:
@@ -309,7 +309,7 @@ class Meter:
     def _build_estimated_receipt(self, reader: UsageReader | None, why: str) -> Receipt:
         if self._ceiling_pico is not None:
             about = {"request": self._request_id, "price": self._pricer.description, "why": why}
-            return Receipt(build_counts(self._assumed_usage, self._ceiling_pico, is_estimated=True), about)
+            return Receipt(self._count(self._assumed_usage, self._ceiling_pico, is_estimated=True), about)
         usage = self._assumed_usage if reader is None else self._merge_partial_usage(reader)
         cost = self._pricer.price(usage)
         if cost.pico > MAX_CALL_PICO:
@@ -322,7 +322,13 @@ class Meter:
             **_describe_unusual(usage, cost),
             "why": why,
         }
-        return Receipt(build_counts(usage, cost.pico, is_estimated=True), about)
+        return Receipt(self._count(usage, cost.pico, is_estimated=True), about)
+
+    def _count(self, usage: Usage, pico: int, *, is_estimated: bool = False) -> UsageCounts:
+        """Pieces are counted only where they have a price: older versions cannot read journal lines with pieces."""
+        if usage.quantities and not self._pricing.sold_units:
+            usage = usage._replace(quantities=NO_QUANTITIES)
+        return build_counts(usage, pico, is_estimated=is_estimated)
 
     def _log_estimate(self, level: int, cause: str, receipt: Receipt) -> Receipt:
         """Log why the call is charged an estimate, and return its receipt."""
@@ -450,10 +456,10 @@ class RoutedMeter(Meter):
         return super()._build_receipt(is_whole)
 
     def _build_exact_receipt(self, usage: Usage) -> Receipt:
-        return super()._build_exact_receipt(add_fee(usage))
+        return super()._build_exact_receipt(add_fee(usage, self._pricing.sold_units))
 
     def _merge_partial_usage(self, reader: UsageReader) -> Usage:
-        return add_fee(super()._merge_partial_usage(reader))
+        return add_fee(super()._merge_partial_usage(reader), self._pricing.sold_units)
 
 
 class PaidJobs:

@@ -170,7 +170,7 @@ class MeterFactory:
             assumed_usage = assumed_usage._replace(units=estimate_units(guardrail_units, assumed_usage.output))
             make_meter = partial(GuardedMeter, guardrail_units)
         elif pricing.find_invoked is not None:
-            assumed_usage = add_fee(assumed_usage)
+            assumed_usage = add_fee(assumed_usage, pricing.sold_units)
             make_meter = partial(RoutedMeter, pricing.find_invoked)
         elif pricing.operation is Operation.ASYNC_INVOKES:
             make_meter = partial(JobMeter, self._paid_jobs, caller)

@@ -7,6 +7,7 @@ trace.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any, Final
 
 from price_keeper.upstream.eventstream import FrameWatcher
@@ -26,7 +27,10 @@ def is_prompt_router(model: str) -> bool:
     return _ROUTER_ARN.fullmatch(model) is not None
 
 
-def add_fee(usage: Usage) -> Usage:
+def add_fee(usage: Usage, sold: Collection[str]) -> Usage:
+    """Add the fee, if the label has a price of it."""
+    if _FEE not in sold:
+        return usage
     return usage._replace(quantities={**usage.quantities, _FEE: 1})
 
 
