@@ -26,7 +26,7 @@ LOCK   := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-has
 # Whoever has it set would have every process of ours read its sources anew; the tests start hundreds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup run test test-fast compiled test-compiled compiler clients test-clients test-deploy image-root test-page screenshots fuzz fuzz-properties soak together check audit contract fixtures bench bench-older bench-more bench-hour bench-check bench-parts cli-docs cli-pictures newcomer format lock clean help dist test-dist image push-image chart push-chart release-check release-notes lint-workflows
+.PHONY: setup run test test-fast compiled test-compiled compiler clients test-clients test-prices test-deploy image-root test-page screenshots fuzz fuzz-properties soak together check audit contract fixtures bench bench-older bench-more bench-hour bench-check bench-parts cli-docs cli-pictures newcomer format lock clean help dist test-dist image push-image chart push-chart release-check release-notes lint-workflows
 
 help:                ## what can be made
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ ##/' | column -t -s '#'
@@ -131,6 +131,9 @@ clients: $(VENV)/.clients $(NODE)/node_modules/.package-lock.json ## the newest 
 
 test-clients: clients $(VENV)/.dev ## real SDKs against the sidecar; takes minutes
 	PRICE_KEEPER_TEST_CLIENTS=$${PRICE_KEEPER_TEST_CLIENTS:-1} $(BIN)/python -m pytest tests/flow/clients
+
+test-prices: $(VENV)/.clients $(VENV)/.dev ## the prices that tests calculate with, beside LiteLLM's
+	PRICE_KEEPER_TEST_PRICES=$${PRICE_KEEPER_TEST_PRICES:-1} $(BIN)/python -m pytest tests/prices
 
 # Playwright is 53 MB, so only those who look at pages install it. It drives the Chromium that is here and downloads none.
 $(VENV)/.page: requirements/page.lock $(VENV)/.dev

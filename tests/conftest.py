@@ -27,6 +27,7 @@ effort.load_profile()
 def pytest_report_header() -> list[str]:
     apart = {
         "real clients": "clients",
+        "prices beside LiteLLM's": "prices",
         "the status page in a browser": "page",
         "Helm chart, image and linters": "deploy",
     }

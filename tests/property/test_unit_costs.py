@@ -1,80 +1,74 @@
 """Of every family, form and price dimension: what a call costs is what an independent table's arithmetic says.
 
-The oracle knows nothing of the product. Its prices were transcribed on 2026-11-20 from LiteLLM 1.106.2 (PyPI package
-`litellm`, file `model_prices_and_context_window_backup.json`), in US dollars, as they stand there.
+The oracle, `tests.support.price_oracle`, knows nothing of the product.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from decimal import Decimal
-from fractions import Fraction
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from bedrock_simulator.event_frames import encode_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.config.config_sections import LabelConfig, LongContext, PricesConfig
+from price_keeper.config.config_sections import (
+    GuardrailsConfig,
+    LabelConfig,
+    LongContext,
+    PricesConfig,
+    TierPrices,
+    UnitPrices,
+)
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, UsageCounts
 from price_keeper.ledger.ulid import UlidFactory
 from price_keeper.operations import Operation
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.forwarder import UpstreamTarget
+from price_keeper.usage.guardrail_usage import build_guardrail_prices, price_guardrail
 from price_keeper.usage.meter import Meter, OperationPricing, UsageForecast
+from price_keeper.usage.meter_factory import price_job
 from price_keeper.usage.price_table import build_label_price_table
 from price_keeper.usage.token_usage import Usage
 from price_keeper.usage.unit_usage import NO_UNITS, RequestedUnits, read_request
 
+from tests.support import price_oracle
 from tests.support.effort import tries
-
-# ---------------------------------------------------------------- the oracle
-
-
-class Listed(NamedTuple):
-    """One row of LiteLLM's table."""
-
-    model: str
-    format: str
-    input: str = "0"  # input_cost_per_token
-    output: str = "0"  # output_cost_per_token
-    cache_read: str = "0"  # cache_read_input_token_cost
-    cache_write: str = "0"  # cache_creation_input_token_cost
-    cache_write_1h: str = "0"  # cache_creation_input_token_cost_above_1hr
-    above: int = 10**9
-    long: tuple[str, ...] = ("0",) * 5  # the five above with _above_200k_tokens, _above_272k_tokens
-    piece: str = "0"  # input_cost_per_query or output_cost_per_image
-
-
-CLAUDE = Listed(
-    "anthropic.claude-sonnet-4-5-20250929-v1:0", "anthropic", "3e-06", "1.5e-05", "3e-07", "3.75e-06", "6e-06",
-    200_000, ("6e-06", "2.25e-05", "6e-07", "7.5e-06", "1.2e-05"),
-)  # fmt: skip
-NOVA = Listed("amazon.nova-lite-v1:0", "nova", "6e-08", "2.4e-07", "1.5e-08")
-TITAN = Listed("amazon.titan-text-express-v1", "titan", "2e-07", "6e-07")
-LLAMA = Listed("meta.llama3-3-70b-instruct-v1:0", "llama", "7.2e-07", "7.2e-07")
-MISTRAL = Listed("mistral.mistral-large-2402-v1:0", "mistral", "4e-06", "1.2e-05")
-JAMBA = Listed("ai21.jamba-1-5-large-v1:0", "ai21", "2e-06", "8e-06")
-DEEPSEEK = Listed("deepseek.v3-v1:0", "deepseek", "5.8e-07", "1.68e-06")
-OPENAI = Listed("openai.gpt-oss-120b-1:0", "openai", "1.5e-07", "6e-07")
-COHERE_RERANK = Listed("cohere.rerank-v3-5:0", "cohere", piece="0.002")
-AMAZON_RERANK = Listed("amazon.rerank-v1:0", "titan", piece="0.001")
-CANVAS = Listed("amazon.nova-canvas-v1:0", "nova", piece="0.06")
-TITAN_IMAGE = Listed("amazon.titan-image-generator-v2:0", "titan", piece="0.008")
-STABLE_DIFFUSION = Listed("stability.sd3-5-large-v1:0", "nova", piece="0.08")
-
-Tokens = tuple[int, int, int, int, int]  # input, output, and what a cache read, wrote for 5 minutes and for an hour
-
-
-def expected_pico(listed: Listed, tokens: Tokens, pieces: int = 0) -> Fraction:
-    prices = listed.long if sum(tokens) - tokens[1] > listed.above else listed[2:7]
-    dollars = sum(count * Fraction(str(price)) for count, price in zip(tokens, prices, strict=True))
-    return (dollars + pieces * Fraction(listed.piece)) * 10**12
-
+from tests.support.price_oracle import (
+    AMAZON_RERANK,
+    CANVAS,
+    CLAUDE,
+    COHERE_RERANK,
+    DEEPSEEK,
+    GPT,
+    GUARDRAIL_UNITS,
+    IMAGE_PRICES,
+    JAMBA,
+    LLAMA,
+    MISTRAL,
+    NOVA,
+    NOVA_PRO,
+    NOVA_REEL,
+    OPENAI,
+    RAY,
+    STABLE_DIFFUSION,
+    TITAN,
+    TITAN_EMBEDDING,
+    TITAN_IMAGE,
+    TITAN_IMAGE_EMBEDDING,
+    WEB_SEARCHING,
+    Listed,
+    Tokens,
+    expected_guardrail_pico,
+    expected_pico,
+)
 
 # ---------------------------------------------------------------- answers that state tokens
 
@@ -122,6 +116,25 @@ def chat(tokens: Tokens) -> dict[str, Any]:
     return {"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}], "usage": usage}
 
 
+def responses(tokens: Tokens) -> dict[str, Any]:
+    usage = {
+        "input_tokens": tokens[0] + tokens[2],
+        "input_tokens_details": {"cached_tokens": tokens[2]},
+        "output_tokens": tokens[1],
+        "total_tokens": sum(tokens),
+    }
+    output = [{"type": "message", "content": [{"type": "output_text", "text": "a"}]}]
+    return {"object": "response", "status": "completed", "output": output, "usage": usage}
+
+
+def embedding(tokens: Tokens) -> dict[str, Any]:
+    return {"embedding": [0.5, 0.25], "inputTextTokenCount": tokens[0]}
+
+
+def of_tier(build: Callable[[Tokens], dict[str, Any]], tier: str) -> Callable[[Tokens], dict[str, Any]]:
+    return lambda tokens: build(tokens) | {"serviceTier": {"type": tier}, "service_tier": tier}
+
+
 def whole(build: Callable[[Tokens], dict[str, Any]]) -> Callable[[Tokens], bytes]:
     return lambda tokens: json.dumps(build(tokens)).encode()
 
@@ -161,6 +174,14 @@ def chat_stream(tokens: Tokens) -> bytes:
     return b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in events) + b"data: [DONE]\n\n"
 
 
+def responses_stream(tokens: Tokens) -> bytes:
+    events = (
+        {"type": "response.output_text.delta", "delta": "a"},
+        {"type": "response.completed", "response": responses(tokens)},
+    )
+    return b"".join(b"event: %b\ndata: %b\n\n" % (each["type"].encode(), json.dumps(each).encode()) for each in events)
+
+
 JSON, EVENTS, SSE = b"application/json", b"application/vnd.amazon.eventstream", b"text/event-stream"
 INVOKE, INVOKE_STREAM = Operation.INVOKE, Operation.INVOKE_STREAM
 
@@ -171,6 +192,7 @@ class Case(NamedTuple):
     kind: bytes
     answer: Callable[[Tokens], bytes]
     stated: int = 2  # of the five kinds of tokens
+    tier: str = ""
 
 
 TOKEN_CASES = {
@@ -181,6 +203,10 @@ TOKEN_CASES = {
     "nova": Case(NOVA, INVOKE, JSON, whole(nova), 3),
     "nova, converse": Case(NOVA, Operation.CONVERSE, JSON, whole(converse), 3),
     "nova, converse stream": Case(NOVA, Operation.CONVERSE_STREAM, EVENTS, converse_stream, 3),
+    **{
+        f"nova pro, converse, {tier}": Case(NOVA_PRO, Operation.CONVERSE, JSON, whole(of_tier(converse, tier)), 3, tier)
+        for tier in ("default", "flex", "priority")
+    },
     "titan": Case(TITAN, INVOKE, JSON, whole(titan)),
     "titan, stream": Case(TITAN, INVOKE_STREAM, EVENTS, metrics_stream),
     "llama": Case(LLAMA, INVOKE, JSON, whole(llama)),
@@ -192,6 +218,14 @@ TOKEN_CASES = {
     "openai": Case(OPENAI, INVOKE, JSON, whole(chat)),
     "openai, chat": Case(OPENAI, Operation.CHAT_COMPLETIONS, JSON, whole(chat)),
     "openai, chat stream": Case(OPENAI, Operation.CHAT_COMPLETIONS, SSE, chat_stream),
+    **{
+        f"openai, chat, {tier}": Case(OPENAI, Operation.CHAT_COMPLETIONS, JSON, whole(of_tier(chat, tier)), 2, tier)
+        for tier in ("flex", "priority")
+    },
+    "gpt, responses": Case(GPT, Operation.RESPONSES, JSON, whole(responses), 3),
+    "gpt, responses stream": Case(GPT, Operation.RESPONSES, SSE, responses_stream, 3),
+    "gpt, converse": Case(GPT, Operation.CONVERSE, JSON, whole(converse), 4),
+    "titan, embedding": Case(TITAN_EMBEDDING, INVOKE, JSON, whole(embedding), 1),
 }
 
 # ---------------------------------------------------------------- requests that are sold by the piece
@@ -214,12 +248,17 @@ def stability_images(count: int) -> Pieces:
     return {"prompt": "a fox", "samples": count}, {"images": ["aGk="] * count, "finish_reasons": [None]}, count
 
 
+def embedded_image(_: int) -> Pieces:
+    return {"inputImage": "aGk="}, {"embedding": [0.5], "inputTextTokenCount": 0}, 1
+
+
 PIECE_CASES = {
     "cohere rerank": (COHERE_RERANK, "search_unit", search),
     "amazon rerank": (AMAZON_RERANK, "search_unit", search),
     "canvas": (CANVAS, "image", amazon_images),
     "titan image": (TITAN_IMAGE, "image", amazon_images),
     "stable diffusion": (STABLE_DIFFUSION, "image", stability_images),
+    "embedded image": (TITAN_IMAGE_EMBEDDING, "image", embedded_image),
 }
 
 # ---------------------------------------------------------------- the product
@@ -232,11 +271,13 @@ def per_million(prices: tuple[Any, ...]) -> list[Decimal]:
     return [Decimal(price) * 10**6 for price in prices]
 
 
-def configure(listed: Listed, piece: str = "") -> LabelConfig:
+def configure(listed: Listed, piece: str = "", **pieces: str) -> LabelConfig:
     long = LongContext(*per_million(listed.long), above_input_tokens=listed.above) if listed.above < 10**9 else None
-    prices = PricesConfig(*per_million(listed[2:7]), long_context=long)
-    pieces = {piece: Decimal(listed.piece)} if piece else {}
-    return LabelConfig(listed.model, listed.format, prices, prices_usd_per_unit=pieces)  # type: ignore[arg-type]
+    tiers: Any = {tier: TierPrices(*per_million(five)) for tier, five in listed.tiers.items()}
+    prices = PricesConfig(*per_million(listed.prices), long_context=long, service_tiers=tiers)
+    own = {piece: listed.piece} if piece else {}
+    units: Any = {name: Decimal(price) for name, price in (own | pieces).items()}
+    return LabelConfig(listed.model, listed.format, prices, prices_usd_per_unit=units)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -264,6 +305,16 @@ def record(
     return journal.tally.total().less(before)
 
 
+NO_TOKENS: Tokens = (0, 0, 0, 0, 0)
+GUARDRAIL_NAMES = {
+    "content": "contentPolicyUnits",
+    "content_image": "contentPolicyImageUnits",
+    "topic": "topicPolicyUnits",
+    "word": "wordPolicyUnits",
+    "sensitive_information": "sensitiveInformationPolicyUnits",
+    "contextual_grounding": "contextualGroundingPolicyUnits",
+    "automated_reasoning": "automatedReasoningPolicyUnits",
+}
 COUNTS = st.integers(1, 5000) | st.integers(150_000, 300_000)
 CACHED = st.just(0) | COUNTS
 
@@ -274,7 +325,8 @@ CACHED = st.just(0) | COUNTS
 def test_tokens_cost_what_the_oracle_says(journal: Journal, case: Case, drawn: Tokens) -> None:
     tokens = (*drawn[: case.stated], *(0,) * (5 - case.stated))
     counts = record(journal, configure(case.listed), case.operation, case.kind, case.answer(tokens), NO_UNITS)
-    assert (counts.pico, counts.estimated_requests) == (expected_pico(case.listed, tokens), 0)
+    expected = expected_pico(case.listed, tokens, tier=case.tier)
+    assert (counts.pico, counts.estimated_requests) == (expected, 0)
 
 
 @pytest.mark.parametrize(("listed", "piece", "build"), PIECE_CASES.values(), ids=PIECE_CASES.keys())
@@ -287,3 +339,68 @@ def test_pieces_cost_what_the_oracle_says(
     requested = read_request(INVOKE, json.dumps(request).encode(), (piece,))
     counts = record(journal, configure(listed, piece), INVOKE, JSON, json.dumps(answer).encode(), requested)
     assert (counts.pico, counts.estimated_requests) == (expected_pico(listed, (0, 0, 0, 0, 0), pieces), 0)
+
+
+@pytest.mark.parametrize(("most", "quality"), IMAGE_PRICES.keys())
+@settings(max_examples=tries(10), deadline=None)
+@given(st.data())
+def test_images_cost_the_price_of_their_size_and_quality(
+    journal: Journal, most: int, quality: str, data: st.DataObject
+) -> None:
+    count, side = data.draw(st.integers(1, 5)), data.draw(st.integers(most // 2 + 1, most))
+    config = {"numberOfImages": count, "width": side, "height": min(side, 320), "quality": quality}
+    request = {"taskType": "TEXT_IMAGE", "textToImageParams": {"text": "a"}, "imageGenerationConfig": config}
+    pieces = {f"image_{size}_{kind}": price for (size, kind), price in IMAGE_PRICES.items()}
+    label = configure(TITAN_IMAGE, **pieces)
+    requested = read_request(INVOKE, json.dumps(request).encode(), pieces)
+    answer = json.dumps({"images": ["aGk="] * count}).encode()
+    counts = record(journal, label, INVOKE, JSON, answer, requested)
+    expected = expected_pico(TITAN_IMAGE._replace(piece=IMAGE_PRICES[most, quality]), NO_TOKENS, count)
+    assert (counts.pico, counts.images, counts.estimated_requests) == (expected, count, 0)
+
+
+@settings(max_examples=tries(25), deadline=None)
+@given(st.tuples(COUNTS, COUNTS, CACHED, CACHED, CACHED), st.integers(1, 30))
+def test_web_searches_cost_their_price_and_the_tokens_theirs(journal: Journal, tokens: Tokens, searches: int) -> None:
+    answer = claude(tokens)
+    answer["usage"]["server_tool_use"] = {"web_search_requests": searches}
+    label = configure(WEB_SEARCHING, "web_search")
+    counts = record(journal, label, INVOKE, JSON, json.dumps(answer).encode(), NO_UNITS)
+    assert (counts.pico, counts.tool_calls) == (expected_pico(WEB_SEARCHING, tokens, searches), searches)
+
+
+@pytest.mark.parametrize(
+    ("listed", "piece", "build"),
+    [
+        (NOVA_REEL, "video_second", lambda seconds: {"videoGenerationConfig": {"durationSeconds": seconds}}),
+        (RAY, "video_second_720p", lambda seconds: {"duration": f"{seconds}s", "resolution": "720p"}),
+    ],
+)
+@settings(max_examples=tries(10), deadline=None)
+@given(st.integers(1, 120))
+def test_videos_cost_their_seconds(
+    listed: Listed, piece: str, build: Callable[[int], dict[str, Any]], seconds: int
+) -> None:
+    body = json.dumps({"modelInput": build(seconds)}).encode()
+    requested = read_request(Operation.ASYNC_INVOKES, body, (piece,))
+    cost = price_job(configure(listed, piece).pico_per_unit, None, Usage(quantities=requested.quantities))
+    assert cost == (expected_pico(listed, NO_TOKENS, seconds), frozenset())
+
+
+@settings(max_examples=tries(25), deadline=None)
+@given(st.fixed_dictionaries({name: st.integers(0, 5000) for name in GUARDRAIL_UNITS}))
+def test_guardrail_units_cost_what_the_oracle_says(units: dict[str, int]) -> None:
+    per_1000 = {name: Decimal(GUARDRAIL_UNITS[unit]) * 1000 for name, unit in GUARDRAIL_NAMES.items()}
+    checks = dict.fromkeys(("check_content_filter", "check_prompt_attack", "check_sensitive_information"), Decimal(1))
+    prices = build_guardrail_prices(GuardrailsConfig(UnitPrices(**per_1000, **checks)))
+    assert price_guardrail(prices, units) == (expected_guardrail_pico(units), frozenset())
+
+
+def test_oracle_imports_nothing_of_the_product() -> None:
+    source = Path(price_oracle.__file__).read_text()
+    assert set(re.findall(r"^(?:import|from) (\S+)", source, re.MULTILINE)) == {
+        "__future__",
+        "collections.abc",
+        "fractions",
+        "typing",
+    }
