@@ -83,15 +83,22 @@ def test_no_text_means_a_label_unless_it_is_a_form_of_its_model(labels: dict[str
 
 @settings(max_examples=tries(100))
 @given(configurations(), st.data())
-def test_two_labels_with_forms_of_one_model_are_refused_by_name(
+def test_form_of_a_model_of_two_labels_means_the_label_that_writes_it(
     labels: dict[str, LabelConfig], data: st.DataObject
 ) -> None:
     owner = data.draw(st.sampled_from(sorted(labels)))
-    form = data.draw(st.sampled_from(forms(base(labels[owner].model))))
+    model = base(labels[owner].model)
+    form = data.draw(st.sampled_from(forms(model)))
     is_alias = data.draw(st.booleans())
-    model, aliases = ("vendor.another", (form,)) if is_alias else (form, ())
-    ((path, complaint),) = names_mean_one_label(
-        {**labels, "second": LabelConfig(model, "openai", PRICES, aliases=aliases)}
-    )
-    assert path == ("labels", "second", *(("aliases", "0") if is_alias else ("model",)))
-    assert f"labels.{owner}" in complaint
+    added = LabelConfig("vendor.another" if is_alias else form, "openai", PRICES, aliases=(form,) if is_alias else ())
+    both = {**labels, "second": added}
+    complaints = list(names_mean_one_label(both))
+    writers = {each: name for name, label in both.items() for each in label.model_names}
+    if form in labels[owner].model_names:
+        ((path, complaint),) = complaints
+        assert path == ("labels", "second", *(("aliases", "0") if is_alias else ("model",)))
+        assert f"labels.{owner}" in complaint
+    else:
+        assert complaints == []
+        called = data.draw(st.sampled_from(forms(model)))
+        assert LabelNames(both).find(called) == writers.get(called)

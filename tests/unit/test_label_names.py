@@ -41,19 +41,7 @@ def two_labels(first: str, second: str) -> str:
             two_labels("model: m", "model: n, aliases: [one]"),
             "3: labels.two.aliases.0: also the name of another label: one",
         ),
-        (
-            two_labels("model: us.a.m", "model: eu.a.m"),
-            "3: labels.two.model: the same model as labels.one (eu.a.m and us.a.m are ids of one model)",
-        ),
-        (
-            two_labels("model: us.a.m", "model: n, aliases: ['arn:aws:bedrock:eu-west-1::foundation-model/a.m']"),
-            "3: labels.two.aliases.0: the same model as labels.one "
-            "(arn:aws:bedrock:eu-west-1::foundation-model/a.m and us.a.m are ids of one model)",
-        ),
-        (
-            two_labels("model: us.a.m", "model: n").replace("  two:", "  a.m:"),
-            "2: labels.one.model: also the name of another label: a.m",
-        ),
+        (two_labels("model: us.a.m", "model: us.a.m"), "3: labels.two.model: the same model as labels.one"),
     ],
 )
 def test_name_that_is_invalid_or_ambiguous_is_reported_with_line(text: str, problem: str) -> None:
@@ -66,6 +54,19 @@ def test_name_that_is_invalid_or_ambiguous_is_reported_with_line(text: str, prob
 )
 def test_name_that_means_one_label_is_accepted(aliases: str) -> None:
     assert len(parse_config(two_labels(f"model: eu.a.m, aliases: {aliases}", "model: eu.a.n"), "", {}).labels) == 2
+
+
+def test_profiles_of_one_model_stand_for_their_own_labels_alone() -> None:
+    names = LabelNames(parse_config(two_labels("model: us.a.m, aliases: [a.m]", "model: eu.a.m"), "", {}).labels)
+    assert [names.find(each) for each in ("us.a.m", "a.m", "eu.a.m")] == ["one", "one", "two"]
+    for name in ("apac.a.m", "arn:aws:bedrock:us-east-1::foundation-model/a.m"):
+        assert names.find(name) is None
+
+
+def test_label_name_goes_before_form_of_another_labels_model() -> None:
+    text = two_labels("model: us.a.m", "model: n").replace("  two:", "  a.m:")
+    names = LabelNames(parse_config(text, "", {}).labels)
+    assert [names.find(each) for each in ("us.a.m", "eu.a.m", "a.m")] == ["one", "one", "a.m"]
 
 
 def test_alias_stands_for_label_in_every_form() -> None:

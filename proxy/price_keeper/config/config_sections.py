@@ -32,7 +32,6 @@ from price_keeper.config.value_checks import (
     pico_per_unit,
 )
 from price_keeper.errors import ConfigError
-from price_keeper.model_ids import find_base_model
 from price_keeper.price_dimensions import CACHE_NAMES
 
 Format = Literal["anthropic", "nova", "titan", "llama", "mistral", "cohere", "ai21", "deepseek", "openai"]
@@ -508,23 +507,17 @@ def metering_has_prices(unlabelled: str, default_price: TierPrices | None) -> It
 
 
 def names_mean_one_label(labels: Mapping[str, LabelConfig]) -> Iterator[RuleViolation]:
-    """No id, in any of its forms, stands for two labels."""
-    labels_by_base: dict[str, list[str]] = {}
-    for name in labels:
-        labels_by_base.setdefault(find_base_model(name), []).append(name)
-    first: dict[str, tuple[str, str, str]] = {}
+    """No id, as it is written, stands for two labels."""
+    first: dict[str, tuple[str, str]] = {}
     for name, label in labels.items():
         for number, given in enumerate(label.model_names):
             path = ("aliases", str(number - 1)) if number else ("model",)
-            base = find_base_model(given)
-            others = [other for other in labels_by_base.get(base, ()) if other != name]
-            if others:
-                yield ("labels", name, *path), f"also the name of another label: {others[0]}"
-            owner, key, earlier = first.setdefault(base, (name, path[0], given))
+            if given != name and given in labels:
+                yield ("labels", name, *path), f"also the name of another label: {given}"
+            owner, key = first.setdefault(given, (name, path[0]))
             if owner != name:
                 what = f"the same model as labels.{owner}" if key == "model" else f"also an alias of labels.{owner}"
-                both = "" if given == earlier else f" ({given} and {earlier} are ids of one model)"
-                yield ("labels", name, *path), what + both
+                yield ("labels", name, *path), what
 
 
 def labels_are_not_taken(labels: Mapping[str, LabelConfig]) -> Iterator[RuleViolation]:
