@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ import pytest
 from bedrock_simulator import DEFAULT_KEYS, SimulatedBedrock
 from botocore.httpsession import get_cert_path
 from price_keeper.stores.contract import Store
-from price_keeper.telemetry.logs import store_reads
+from price_keeper.telemetry.logs import ROOT_LOGGER, store_reads
 
 from tests.support import effort
 from tests.support import engines as known
@@ -68,8 +69,9 @@ def _models_read_once() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _store_reads_are_untroubled() -> None:
-    """At the start of each test, as in a process of its own."""
+def _logging_is_as_in_a_new_process() -> None:
+    """No incident goes on, and no earlier command has set a level."""
+    logging.getLogger(ROOT_LOGGER).setLevel(logging.NOTSET)
     store_reads.__init__(store_reads._log, store_reads._now)  # type: ignore[misc]
 
 
