@@ -18,6 +18,7 @@ from price_keeper.auth.control_service_client import open_control_service
 from price_keeper.auth.credential_relay import ControlServiceFailed
 from price_keeper.client_tls import get_client_context, skip_default_authorities
 from price_keeper.clock import SystemClock
+from price_keeper.domain import Caller
 from price_keeper.errors import Refusal, StoreError
 from price_keeper.server.tls import create_server_context, ensure_local_certificates
 from price_keeper.stores import dynamodb
@@ -25,6 +26,7 @@ from price_keeper.stores.contract import Key
 from price_keeper.stores.dynamodb import DynamoStore
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.forwarder import BearerAuthorizer, Forwarder, UpstreamCall, UpstreamTarget
+from price_keeper.upstream.profile_models import ProfileModels
 from price_keeper.usage import price_list_client
 from price_keeper.usage.price_list_client import AwsPriceList, PriceListUnreadable
 
@@ -85,6 +87,14 @@ async def _webhook(host: str, port: int) -> None:
     await sender.close()
 
 
+async def _inference_profile(host: str, port: int) -> None:
+    region = "us-east-1"
+    profiles = ProfileModels([region], lambda _: f"https://{host}:{port}", BearerAuthorizer("key"), SystemClock())
+    arn = f"arn:aws:bedrock:{region}:123456789012:application-inference-profile/abc123"
+    with pytest.raises(Refusal):
+        await profiles.find(arn, region, Caller("org", "app", "client"))
+
+
 @pytest.fixture(autouse=True)
 def _one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (dynamodb, price_list_client):
@@ -106,7 +116,9 @@ def _trust(authority: Path, patch: pytest.MonkeyPatch) -> None:
         patch.setenv(name, str(authority))
 
 
-@pytest.mark.parametrize("calls", [_bedrock, _store, _price_list, _web_identity, _control_service, _webhook])
+@pytest.mark.parametrize(
+    "calls", [_bedrock, _store, _price_list, _web_identity, _control_service, _webhook, _inference_profile]
+)
 @pytest.mark.parametrize(("host", "is_trusted"), CASES)
 async def test_untrusted_certificate_receives_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls, host: str, is_trusted: bool

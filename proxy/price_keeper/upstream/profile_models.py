@@ -19,6 +19,7 @@ import orjson
 from cachetools import TLRUCache, TTLCache
 from yarl import URL
 
+from price_keeper.client_tls import get_client_context
 from price_keeper.clock import Clock
 from price_keeper.domain import Caller
 from price_keeper.errors import UpstreamUnavailable
@@ -132,8 +133,9 @@ class ProfileModels:
         call = UpstreamCall("GET", "", _HEADERS, lambda _: b"", (target,))
         lines = self._authorizer.build_header_lines(call, target, host, b"").decode().splitlines()
         headers = dict(line.split(": ", 1) for line in lines) | {"host": host, **dict(_HEADERS)}
+        tls = await asyncio.to_thread(get_client_context) if url.startswith("https:") else True
         async with (
-            aiohttp.ClientSession() as session,
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls)) as session,
             session.get(URL(url + target.path, encoded=True), headers=headers, allow_redirects=False) as response,
         ):
             body = bytearray()
