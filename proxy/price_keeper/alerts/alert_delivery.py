@@ -106,16 +106,16 @@ class AlertDeliveries:
         """Makes at least one attempt, however old the alert is, because no process may have run until now."""
         age = max(self._clock.now() - alert.raised_at, 0)  # the wall clock may have been set back
         deadline = self._clock.monotonic() + GIVE_UP_SECONDS - age
-        pause, is_first = FIRST_RETRY_SECONDS, True
+        pause = FIRST_RETRY_SECONDS
         while True:
             async with self._request_slots:
                 response = await self._webhook.send(alert.id, alert.body())
             if response.is_accepted or response.is_rejected or self._clock.monotonic() >= deadline:
                 self._finish(alert, response)
                 return
-            self._note_failure(alert, response, is_first)
+            self._note_failure(alert, response)
             await self._clock.sleep(pause * (0.5 + self._chance() / 2))
-            pause, is_first = min(2 * pause, MAX_RETRY_SECONDS), False
+            pause = min(2 * pause, MAX_RETRY_SECONDS)
 
     def _finish(self, alert: Alert, response: WebhookResponse) -> None:
         self._in_flight.discard(alert.file_stem)
@@ -132,8 +132,8 @@ class AlertDeliveries:
                 alert,
             )
 
-    def _note_failure(self, alert: Alert, response: WebhookResponse, is_first: bool) -> None:
+    def _note_failure(self, alert: Alert, response: WebhookResponse) -> None:
         self.failed += 1
-        if is_first:
-            message = "alert %s will be retried; webhook %s: %s"
-            self._incident.report(message, alert.id, self._webhook.host_and_port, response)
+        self._incident.report(
+            "alert %s will be retried; webhook %s: %s", alert.id, self._webhook.host_and_port, response
+        )
