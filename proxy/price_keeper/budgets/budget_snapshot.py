@@ -20,6 +20,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -39,6 +40,7 @@ from price_keeper.tasks import Tasks
 
 MAX_RECORDS: Final = 10_000
 MAX_SNAPSHOT_BYTES: Final = 4 * 2**20
+ROOM_SHARE: Final = 100  # a hundredth of either bound is made free when it is reached, so orgs are compared seldom
 MAX_RECORD_BYTES: Final = 64 * 2**10  # of one record; a larger one is not stored
 SNAPSHOT_FILE_PREFIX: Final = "notes-"
 TEMPORARY_FILE_PREFIX: Final = "new-"  # of the file that replaces it
@@ -184,17 +186,33 @@ class BudgetSnapshot:
         org.scopes[scope] = None
         org.size += len(record_line)
         self._orgs[kind][name] = org
-        while (is_too_many := sum(map(len, self._lines.values())) > MAX_RECORDS) or self._size > MAX_SNAPSHOT_BYTES:
-            self._evict(_BUDGET_KIND if self._lines[_BUDGET_KIND] else _SETTINGS_KIND, is_too_many=is_too_many)
+        if self._count_records() > MAX_RECORDS:
+            self._make_room(
+                lambda org: len(org.scopes), lambda: self._count_records() > MAX_RECORDS - MAX_RECORDS // ROOM_SHARE
+            )
+        if self._size > MAX_SNAPSHOT_BYTES:
+            self._make_room(
+                lambda org: org.size, lambda: self._size > MAX_SNAPSHOT_BYTES - MAX_SNAPSHOT_BYTES // ROOM_SHARE
+            )
 
-    def _evict(self, kind: str, *, is_too_many: bool) -> None:
-        """Remove the record made or confirmed longest ago of the org that has the most records, or else bytes."""
-        orgs = self._orgs[kind].values()
-        largest = max(orgs, key=lambda org: len(org.scopes) if is_too_many else org.size)
-        evicted = next(iter(largest.scopes))
-        self._remove_line(kind, evicted)
-        if kind == _SETTINGS_KIND:
-            self._versions.pop(evicted, None)
+    def _count_records(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    def _make_room(self, weigh: Callable[[_OrgRecords], int], is_full: Callable[[], bool]) -> None:
+        """Remove records while it is full, budgets before settings: that made or confirmed longest ago of the org that
+        has most of them."""
+        for kind in (_BUDGET_KIND, _SETTINGS_KIND):
+            orgs = self._orgs[kind]
+            heaviest = [(-weigh(org), place, name) for place, (name, org) in enumerate(orgs.items())]
+            heapify(heaviest)
+            while heaviest and is_full():
+                _, place, name = heappop(heaviest)
+                evicted = next(iter(orgs[name].scopes))
+                self._remove_line(kind, evicted)
+                if kind == _SETTINGS_KIND:
+                    self._versions.pop(evicted, None)
+                if name in orgs:
+                    heappush(heaviest, (-weigh(orgs[name]), place, name))
 
     def _remove_line(self, kind: str, scope: str) -> bytes:
         """Remove and return the record; empty if there is none."""
