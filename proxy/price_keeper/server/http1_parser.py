@@ -52,6 +52,7 @@ class Http1RequestParser:
         self._head_at = 0  # where in it the next head begins
         self._body_at = 0  # where in it the present body began; less than 0 in an earlier input
         self._begun_line = bytearray()  # of a head that began in an earlier input, as far as its request line
+        self._is_line_whole = False  # the request line has its end
         self._last_bytes = b""  # the end of the earlier input, which may hold a part of the end of a head
         self._chunks: _ChunkCounter | None = None  # of a body in chunks
         self._refusal: Refusal | None = None
@@ -132,8 +133,10 @@ class Http1RequestParser:
         elif self._head_at < len(data):
             if not self._begun_line:
                 self._begun_line += data[self._head_at :].lstrip(_LINE_END)  # blank lines may precede a head
-            elif _LINE_END not in self._begun_line:
+                self._is_line_whole = _LINE_END in self._begun_line
+            elif not self._is_line_whole:
                 self._begun_line += data
+                self._is_line_whole = _LINE_END in self._last_bytes[-1:] + data
             self._last_bytes = (self._last_bytes + data)[-3:]
 
     def discard_request(self) -> None:
