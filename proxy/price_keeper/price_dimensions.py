@@ -44,7 +44,11 @@ class UsageCounts(NamedTuple):
 
     def to_values(self) -> tuple[int, ...]:
         """The values for the journal. Older versions can read them if there are none that these have no field for."""
-        return self[:_OLD_FIELDS] if self[_OLD_FIELDS:] == _NO_NEW_COUNTS else self[:]
+        return self.up_to_pico() if self[_OLD_FIELDS:] == _NO_NEW_COUNTS else self[:]
+
+    def up_to_pico(self) -> tuple[int, ...]:
+        """The values that all versions write."""
+        return self[:_OLD_FIELDS]
 
 
 _OLD_FIELDS: Final = UsageCounts._fields.index("pico") + 1

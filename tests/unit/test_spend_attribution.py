@@ -62,6 +62,14 @@ def test_former_org_scope_is_recognised_after_change_to_app() -> None:
     assert found.caveat is AttributionCaveat.INCLUDED_APPS
 
 
+def test_totals_of_older_version_without_new_counts_are_recognised_as_equal() -> None:
+    whole, old = ONE._replace(images=3), ONE
+    for own, app in ((whole, old), (old, whole)):
+        found = attribute_spend({"premium": own}, {"shop": {"premium": app}}, "APP")
+        assert sum(each.counts.pico for each in found.spend) == ONE.pico
+        assert found.caveat is AttributionCaveat.INCLUDED_APPS
+
+
 def test_org_counter_below_apps_adds_nothing_and_has_a_caveat() -> None:
     found = attribute_spend({"premium": ONE}, {"shop": {"premium": BOTH}}, "ORG")
     assert found == Attribution([AppSpend("shop", "premium", BOTH)], AttributionCaveat.LOWER_THAN_APPS)

@@ -4,7 +4,7 @@ What an org's own counter holds depends on its `quota_scope` when the calls were
 the org, including those of its apps; the difference is spend of callers without an app. Under APP it holds only the
 calls of callers without an app. A counter does not record which, and `quota_scope` may have changed since. The rules:
 
-- if for some label both are equal in all counts, the org's counter includes its apps;
+- if for some label both are equal in all counts that every version writes, the org's counter includes its apps;
 - otherwise the org's current `quota_scope` decides.
 
 With only one kind of counter there is nothing to decide. Evidence against the decision is reported as an
@@ -57,7 +57,10 @@ def attribute_spend(
     app_spend = [AppSpend(app, label, counts) for app, labels in app_counts.items() for label, counts in labels.items()]
     if not any(label in app_sums for label in org_counts):
         return Attribution([*app_spend, *_iterate_spend_without_app(org_counts)], None)
-    is_equal = any(org_counts.get(label) == counts for label, counts in app_sums.items())
+    is_equal = any(
+        label in org_counts and org_counts[label].up_to_pico() == counts.up_to_pico()
+        for label, counts in app_sums.items()
+    )
     if quota_scope == "APP" and not is_equal:
         return Attribution(
             [*app_spend, *_iterate_spend_without_app(org_counts)],
@@ -96,4 +99,4 @@ def _is_lower_anywhere(org_counts: CountsByLabel, app_sums: CountsByLabel) -> bo
 
 
 def _is_lower(org_counts: UsageCounts, app_counts: UsageCounts) -> bool:
-    return any(few < many for few, many in zip(org_counts, app_counts, strict=True))
+    return any(few < many for few, many in zip(org_counts.up_to_pico(), app_counts.up_to_pico(), strict=True))
