@@ -196,6 +196,28 @@ async def test_most_expensive_endpoint_is_reserved_and_serving_one_charged(tmp_p
         assert 0.02 * USD < after.holds[0].leased <= 0.1 * USD
 
 
+async def test_dearest_price_of_piece_at_any_endpoint_is_reserved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each region has its own listed prices."""
+    cents = {"us-east-1": 4, "eu-west-1": 6}
+    free = build_price_table(PricesConfig(Decimal(0), Decimal(0)))
+    tables = {region: replace(free, unit_prices={"image": each * USD // 100}) for region, each in cents.items()}
+
+    def for_label(_: PriceTables, label: str, region: str, model: str) -> PriceTable:
+        return tables[region]
+
+    monkeypatch.setattr(PriceTables, "for_label", for_label)
+    labels = at_places(*map(EndpointConfig, cents))
+    pictures: Any = {"image": Decimal("0.04")}
+    canvas = replace(labels["premium"], model="amazon.nova-canvas-v1:0", format="nova", prices_usd_per_unit=pictures)
+    async with data_port(tmp_path, labels=labels | {"premium": canvas}) as port:
+        await is_hard(port, 0.05)  # enough at the first place alone
+        assert await ask(port, "invoke", {"taskType": "TEXT_IMAGE", "textToImageParams": {"text": "a fox"}}) == 400
+        assert not port.bedrock.ledger
+        assert (await flushed(port)).holds == []
+
+
 @pytest.mark.parametrize(
     ("second", "counts"),
     [(CLAUDE.replace("global.", "us."), [CLAUDE]), ("anthropic.claude-haiku-4-5-20251001-v1:0", [CLAUDE, None])],

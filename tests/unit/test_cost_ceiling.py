@@ -479,6 +479,12 @@ def test_ceiling_has_every_piece_that_is_asked_for(body: dict[str, Any], format:
     assert asked(body, INVOKE, format, PIECES).pico == pico
 
 
+def test_ceiling_of_piece_of_unknown_size_is_the_dearest_of_its_kind() -> None:
+    prices = PIECES._replace(piece_prices={"image": 40, "image_2048_premium": 80})
+    edited = {"taskType": "INPAINTING", "imageGenerationConfig": {"quality": "premium"}}
+    assert asked(edited, INVOKE, "nova", prices).pico == 80
+
+
 def test_pieces_without_a_price_are_refused() -> None:
     assert "prices_usd_per_unit" in refusal(PICTURES, INVOKE, "nova")
     assert "prices_usd_per_unit" in refusal({"query": "a", "documents": ["b"]}, INVOKE, "cohere")

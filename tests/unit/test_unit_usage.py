@@ -28,6 +28,7 @@ from price_keeper.usage.price_table import (
     ListedPrices,
     build_label_price_table,
     build_price_table,
+    find_highest_piece_prices,
     find_implausible_prices,
     overlay_prices,
     price_units,
@@ -149,6 +150,27 @@ def test_unit_costs_its_own_price_then_the_general_one_then_the_dearest() -> Non
     assert price_units(prices, {"image_2048_premium": 1}) == (80_000_000_000, frozenset())
     assert price_units(prices, {"video_second": 7}) == (7, frozenset())
     assert price_units(prices, {"web_search": 1}) == (80_000_000_000, {PRICE_UNKNOWN})
+
+
+def test_piece_of_unknown_size_costs_the_dearest_of_its_kind() -> None:
+    prices = table("image: 0.04, image_2048_premium: 0.08, video_second: 1, video_second_720p: 2").unit_prices
+    assert price_units(prices, {"image": 1}) == (8 * 10**10, frozenset())
+    assert price_units(prices, {"video_second": 1}) == (2 * 10**12, frozenset())
+    assert price_units(prices, {"image_512_standard": 1}) == (4 * 10**10, frozenset())
+
+
+def test_highest_piece_price_holds_at_every_endpoint() -> None:
+    """Where one endpoint lists a size, another may charge the general price."""
+    configured = table("image: 0.08")
+    listed = [
+        overlay_prices(configured, ListedPrices({}, {}, pieces), "2026-11-20")
+        for pieces in ({"image_1024_standard": 4 * 10**10}, {"image_2048_premium": 9 * 10**10}, {})
+    ]
+    highest = find_highest_piece_prices(listed)
+    assert highest == {"image": 8 * 10**10, "image_1024_standard": 8 * 10**10, "image_2048_premium": 9 * 10**10}
+    for name in ("image", "image_512_standard", "image_1024_standard", "image_2048_premium"):
+        charged = [price_units(each.unit_prices, {name: 1}).pico for each in listed]
+        assert max(charged) <= price_units(highest, {name: 1}).pico
 
 
 def test_unit_prices_have_a_version_of_their_own() -> None:

@@ -31,6 +31,7 @@ from price_keeper.usage.guardrail_usage import build_guardrail_prices
 from price_keeper.usage.inference_profiles import ResolvedAppLabel
 from price_keeper.usage.meter import OperationPricing
 from price_keeper.usage.price_list import identify_model
+from price_keeper.usage.price_table import find_highest_piece_prices
 from price_keeper.usage.price_updates import PriceTables
 from price_keeper.usage.prompt_router import is_prompt_router
 
@@ -144,6 +145,8 @@ class HardLabelSelector:
             self._price_tables.for_label(resolved.label, target.region, target.model) for target in targets
         )
         pieces = price_tables[0].unit_prices
+        if pieces:
+            pieces = find_highest_piece_prices(price_tables)
         if is_prompt_router(resolved.model):
             price_tables = (*price_tables, *self._price_tables.all_tables())  # of whatever it may invoke
         return CallPrices(price_tables, self._unit_prices, piece_prices=pieces)

@@ -8,7 +8,7 @@ never free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
@@ -143,14 +143,22 @@ def price_usage(table: PriceTable, usage: Usage) -> Cost:
 
 def price_units(prices: Mapping[str, int], quantities: Mapping[str, int]) -> Cost:
     """Price what is sold by the piece: at the price of its dimension or of the general one, else at the dearest price
-    of all."""
+    of all. A general dimension stands for a piece of unknown size, so it costs the dearest of its kind."""
     pico, flags = 0, _NO_FLAGS
     for name, quantity in quantities.items():
-        price = _find_piece_price(prices, name)
+        price, unit = _find_piece_price(prices, name), UNITS_BY_NAME[name]
         if price is None and quantity:
             price, flags = max(prices.values(), default=0), _PRICE_UNKNOWN_FLAGS
+        elif not unit.general:
+            price = max((prices[each] for each in prices if UNITS_BY_NAME[each].counter == unit.counter), default=0)
         pico += quantity * (price or 0)
     return Cost(pico, flags)
+
+
+def find_highest_piece_prices(tables: Sequence[PriceTable]) -> Mapping[str, int]:
+    """The highest price of each piece at any endpoint of a label."""
+    names = {name for table in tables for name in table.unit_prices}
+    return {name: max(_find_piece_price(table.unit_prices, name) or 0 for table in tables) for name in names}
 
 
 # ---------------------------------------------------------------- from the configuration
