@@ -240,7 +240,12 @@ class RequestHandler:
                 requested_units = NO_UNITS
                 if selection.pricing is not None and selection.pricing.sold_units:
                     requested_units = await run_in_thread_if_large(
-                        request.body, read_request, operation, request.body, selection.pricing.sold_units
+                        request.body,
+                        read_request,
+                        operation,
+                        request.body,
+                        selection.pricing.sold_units,
+                        are_tokens_free=selection.pricing.are_tokens_free,
                     )
                 call = UpstreamCall(
                     request.method.decode(),

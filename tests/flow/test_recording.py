@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from botocore.exceptions import ClientError
 from price_keeper.config import Config
-from price_keeper.config.config_sections import GuardrailsConfig, LongContext, UnitPrices
+from price_keeper.config.config_sections import GuardrailsConfig, LongContext, PricesConfig, UnitPrices
 from price_keeper.domain import Scope
 from price_keeper.ledger.ledger_entries import UsageCounts
 
@@ -38,6 +38,12 @@ async def port(tmp_path: Path) -> AsyncIterator[DataPort]:
     labels["film"] = replace(labels["economy"], model="amazon.nova-reel-v1:0", price_usd_per_async_job=JOB_USD)
     labels["clip"] = replace(
         labels["economy"], model="amazon.nova-reel-v1:1", prices_usd_per_unit={"video_second": Decimal("0.08")}
+    )
+    labels["pictures"] = replace(
+        labels["economy"],
+        model="amazon.nova-canvas-v1:0",
+        prices_usd_per_1m=PricesConfig(Decimal(0), Decimal(0)),
+        prices_usd_per_unit={"image": Decimal("0.04"), "image_2048_premium": Decimal("0.08")},
     )
     labels["chat"] = replace(labels["economy"], model=CHAT["model"], format="openai")
     async with data_port(tmp_path, labels=labels, guardrails=GUARDRAILS) as opened:
@@ -178,6 +184,33 @@ async def test_job_whose_seconds_are_not_known_is_refused(port: DataPort) -> Non
         await start(port, modelId="clip")
     assert sums(port) == {}
     assert port.recording.flusher.journal.open_calls == 0
+
+
+async def test_job_whose_length_is_not_understood_is_refused(port: DataPort) -> None:
+    with pytest.raises(ClientError, match="durationSeconds"):
+        await start(port, modelId="clip", modelInput={"videoGenerationConfig": {"durationSeconds": "120.0"}})
+    assert sums(port) == {}
+    assert not port.bedrock.ledger
+    assert port.recording.flusher.journal.open_calls == 0
+
+
+@pytest.mark.parametrize(
+    "body", [rb'{"prompt": "\ud800"}', b'\xef\xbb\xbf{"prompt": "a"}', '{"prompt": "a"}'.encode("utf-16")]
+)
+async def test_pictures_in_a_body_that_cannot_be_read_are_refused(port: DataPort, body: bytes) -> None:
+    with pytest.raises(ClientError, match="no JSON"):
+        await call(port.client(), "invoke_model", modelId="pictures", body=body)
+    assert sums(port) == {}
+    assert not port.bedrock.ledger
+    assert port.recording.flusher.journal.open_calls == 0
+
+
+async def test_pictures_in_an_unknown_form_are_estimated_as_one_of_the_dearest(port: DataPort) -> None:
+    with pytest.raises(ClientError):
+        await call(port.client(x_simulate_fault="reset"), "invoke_model", modelId="pictures", body='{"new": 1}')
+    found = sums(port)["pictures"]
+    assert found.requests == found.estimated_requests == found.images > 0
+    assert found.pico == found.images * 8 * 10**10
 
 
 async def test_refused_job_costs_nothing(port: DataPort) -> None:

@@ -485,6 +485,22 @@ def test_ceiling_of_piece_of_unknown_size_is_the_dearest_of_its_kind() -> None:
     assert asked(edited, INVOKE, "nova", prices).pico == 80
 
 
+def test_pieces_in_a_number_that_is_not_understood_are_refused() -> None:
+    body = PICTURES | {"imageGenerationConfig": {"numberOfImages": "five"}}
+    assert "numberOfImages" in refusal(body, INVOKE, "nova", prices=PIECES)
+    length = {"modelInput": {"videoGenerationConfig": {"durationSeconds": "120.0"}}}
+    assert "durationSeconds" in refusal(length, Operation.ASYNC_INVOKES, prices=PIECES._replace(job_price=9))
+
+
+def test_request_in_unknown_form_is_refused_where_tokens_are_free() -> None:
+    assert "pieces" in refusal({"messages": []}, INVOKE, "nova", prices=PIECES._replace(piece_prices={"image": 7}))
+
+
+def test_ceiling_of_job_has_no_routers_fee() -> None:
+    prices = PIECES._replace(piece_prices={"routed_request": 1}, job_price=9)
+    assert asked({"modelId": "m"}, Operation.ASYNC_INVOKES, prices=prices).pico == 9
+
+
 def test_pieces_without_a_price_are_refused() -> None:
     assert "prices_usd_per_unit" in refusal(PICTURES, INVOKE, "nova")
     assert "prices_usd_per_unit" in refusal({"query": "a", "documents": ["b"]}, INVOKE, "cohere")

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 import pytest
 from price_keeper.config.config_sections import PricesConfig, parse_config
+from price_keeper.errors import InvalidRequest
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, Receipt, UsageCounts
 from price_keeper.ledger.ulid import UlidFactory
@@ -37,7 +38,7 @@ from price_keeper.usage.price_table import (
 from price_keeper.usage.price_updates import build_cache_row, parse_cache_row
 from price_keeper.usage.stream_usage import InvocationStream
 from price_keeper.usage.token_usage import Usage
-from price_keeper.usage.unit_usage import NO_UNITS, UNIT_FORMS, read_request
+from price_keeper.usage.unit_usage import NO_UNITS, UNIT_FORMS, RequestedUnits, read_request
 
 ALL = tuple(each.name for each in UNITS)
 INVOKE, JOB = Operation.INVOKE, Operation.ASYNC_INVOKES
@@ -71,13 +72,19 @@ REQUESTS: dict[str, tuple[Any, Operation, tuple[dict[str, int], bool, bool]]] = 
         ({"image_2048_premium": 1}, True, True),
     ),
     "an edited image": ({"taskType": "INPAINTING"}, INVOKE, ({"image": 1}, False, True)),
-    "an impossible number": (
-        IMAGES | {"imageGenerationConfig": {"numberOfImages": -3}},
+    "numbers as floats": (
+        IMAGES | {"imageGenerationConfig": {"numberOfImages": 5.0, "width": 2048.0, "height": 2048.0}},
         INVOKE,
-        ({"image_1024_standard": 1}, True, True),
+        ({"image_2048_standard": 5}, True, True),
+    ),
+    "numbers as text": (
+        IMAGES | {"imageGenerationConfig": {"numberOfImages": "5", "width": "2048", "height": "2048"}},
+        INVOKE,
+        ({"image_2048_standard": 5}, True, True),
     ),
     "stability": ({"prompt": "a fox", "aspect_ratio": "1:1"}, INVOKE, ({"image": 1}, True, True)),
     "stable diffusion": ({"text_prompts": [{"text": "x"}], "samples": 2}, INVOKE, ({"image": 2}, True, True)),
+    "stability, style transfer": ({"init_image": "aGk=", "style_image": "aGk="}, INVOKE, ({"image": 1}, True, True)),
     "an embedded image": ({"inputImage": "aGk=", "inputText": "a"}, INVOKE, ({"image": 1}, True, True)),
     "an embedded text": ({"inputText": "a"}, INVOKE, ({}, True, True)),
     "nova reel": (
@@ -100,7 +107,21 @@ REQUESTS: dict[str, tuple[Any, Operation, tuple[dict[str, int], bool, bool]]] = 
         JOB,
         ({"video_second": 18}, True, True),
     ),
-    "no second": ({"modelInput": {"videoGenerationConfig": {"durationSeconds": 0}}}, JOB, ({}, True, True)),
+    "nova reel, length as float": (
+        {"modelInput": {"videoGenerationConfig": {"durationSeconds": 120.0}}},
+        JOB,
+        ({"video_second": 120}, True, True),
+    ),
+    "nova reel, length as text": (
+        {"modelInput": {"videoGenerationConfig": {"durationSeconds": "120"}}},
+        JOB,
+        ({"video_second": 120}, True, True),
+    ),
+    "two lengths": (
+        {"modelInput": {"videoGenerationConfig": {"durationSeconds": 1}, "duration": "9s"}},
+        JOB,
+        ({"video_second": 9}, True, True),
+    ),
     "ray": (
         {"modelInput": {"duration": "9s", "resolution": "720p"}},
         JOB,
@@ -108,14 +129,72 @@ REQUESTS: dict[str, tuple[Any, Operation, tuple[dict[str, int], bool, bool]]] = 
     ),
     "no length": ({"modelInput": {"prompt": "a"}}, JOB, ({}, True, True)),
     "a job is no image": ({"prompt": "a"}, JOB, ({}, True, True)),
-    "no JSON": (b"{", INVOKE, ({}, True, True)),
-    "no object": (b"[]", INVOKE, ({}, True, True)),
 }
 
 
 @pytest.mark.parametrize(("document", "operation", "expected"), REQUESTS.values(), ids=REQUESTS.keys())
 def test_request_states_what_it_asks_for(document: Any, operation: Operation, expected: Any) -> None:
     assert ask(document, operation) == expected
+
+
+def images(**config: Any) -> tuple[Any, Operation]:
+    return IMAGES | {"imageGenerationConfig": config}, INVOKE
+
+
+def video(**given: Any) -> tuple[Any, Operation]:
+    return {"modelInput": given}, JOB
+
+
+NOT_UNDERSTOOD: dict[str, tuple[Any, Operation, str]] = {
+    "no JSON": (b"{", INVOKE, "no JSON"),
+    "no object": (b"[]", INVOKE, "no JSON object"),
+    "a lone surrogate": (rb'{"prompt": "\ud800"}', INVOKE, "no JSON"),
+    "a byte order mark": (b"\xef\xbb\xbf" + json.dumps(IMAGES).encode(), INVOKE, "no JSON"),
+    "UTF-16": (json.dumps(IMAGES).encode("utf-16"), INVOKE, "no JSON"),
+    "no configuration": (IMAGES | {"imageGenerationConfig": [5]}, INVOKE, "imageGenerationConfig"),
+    **{
+        f"images: {value!r}": (*images(numberOfImages=value), "numberOfImages is a whole number of 1 to")
+        for value in (-3, 0, 1.5, "1.5", "two", True, None, [2], 10**10, "9" * 5000)
+    },
+    "no width": (*images(width="wide"), "width"),
+    "no height": (*images(height=None), "height"),
+    "no quality": (*images(quality="Premium"), "standard, premium"),
+    "no samples": ({"prompt": "a", "samples": "many"}, INVOKE, "samples"),
+    **{
+        f"seconds: {value!r}": (*video(videoGenerationConfig={"durationSeconds": value}), "durationSeconds")
+        for value in (0, "120.0", " 120", 5.5, None, [])
+    },
+    "no duration": (*video(duration="long"), "duration"),
+    "no resolution": (*video(duration="5s", resolution="4k"), "540p, 720p"),
+    "resolution as a number": (*video(duration="5s", resolution=720), "540p, 720p"),
+    "no shots": (*video(multiShotManualParams={"shots": 3}), "shots"),
+    "no input": ({"modelInput": '{"duration": "9s"}'}, JOB, "modelInput"),
+}
+
+
+@pytest.mark.parametrize(("document", "operation", "named"), NOT_UNDERSTOOD.values(), ids=NOT_UNDERSTOOD.keys())
+def test_request_that_is_not_understood_is_refused(document: Any, operation: Operation, named: str) -> None:
+    with pytest.raises(InvalidRequest, match=named):
+        ask(document, operation)
+
+
+@pytest.mark.parametrize("operation", [Operation.CONVERSE, INVOKE])
+def test_request_without_a_form_of_what_is_sold_is_not_read(operation: Operation) -> None:
+    sold = ALL if operation is Operation.CONVERSE else ("web_search", "routed_request")
+    assert read_request(operation, b"{", sold, are_tokens_free=True) is NO_UNITS
+
+
+@pytest.mark.parametrize("sold", ["image_2048_premium", "search_unit"])
+def test_request_in_unknown_form_asks_for_one_piece_only_where_tokens_are_free(sold: str) -> None:
+    body = json.dumps({"something": "new"}).encode()
+    assert read_request(INVOKE, body, (sold,)) is NO_UNITS
+    general = UNITS_BY_NAME[sold].general or sold
+    expected = RequestedUnits({general: 1}, is_certain=False, is_bounded=False)
+    assert read_request(INVOKE, body, (sold,), are_tokens_free=True) == expected
+
+
+def test_embedded_text_asks_for_nothing_where_tokens_are_free() -> None:
+    assert read_request(INVOKE, b'{"inputText": "a"}', ALL, are_tokens_free=True) is NO_UNITS
 
 
 def test_request_of_label_that_sells_something_else_asks_for_nothing() -> None:

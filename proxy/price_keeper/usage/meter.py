@@ -120,6 +120,7 @@ class OperationPricing:
     sold_units: tuple[str, ...] = ()  # price dimensions of what the label sells by the piece
     requested: RequestedUnits = NO_UNITS  # of one call, by `open_meter`
     find_invoked: FindInvokedPricer | None = None  # of a prompt router
+    are_tokens_free: bool = False  # of a label that sells pieces alone
 
     def estimate_tokens(self, body_bytes: int) -> int:
         """Return the number of tokens that a call is assumed to use."""

@@ -38,7 +38,7 @@ from price_keeper.usage.meter import (
     UsageForecast,
     add_guardrail_prices,
 )
-from price_keeper.usage.price_table import Cost, Pricer, price_units
+from price_keeper.usage.price_table import Cost, Pricer, build_label_price_table, price_units
 from price_keeper.usage.price_updates import PriceTables
 from price_keeper.usage.prompt_router import add_fee, is_prompt_router
 from price_keeper.usage.stream_usage import BYTES_PER_TOKEN
@@ -216,6 +216,8 @@ class MeterFactory:
             forecast,
             self._find_sold_units(label),
             find_invoked=self._find_invoked_pricer if is_prompt_router(model) else None,
+            are_tokens_free=label in self._labels
+            and not any(build_label_price_table(self._labels[label]).highest_prices),
         )
 
     def _profile_pricing(self, profile: AppLabel, operation: Operation) -> OperationPricing:

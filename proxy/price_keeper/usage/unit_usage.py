@@ -4,21 +4,23 @@ START HERE: `read_request`, which finds the row of `UNIT_FORMS` that a request h
 of its answer and adds the quantities. Only calls of labels with such prices come here.
 
 An answer rarely says what it used, so a request is read first: what it asks for, and whether that is certain. If it is
-not, and the answer does not say either, the call counts as estimated.
+not, and the answer does not say either, the call counts as estimated. A request that states a number, size or length in
+a way that is not understood is refused: it could cost more than what is counted.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import orjson
 
+from price_keeper.errors import InvalidRequest
 from price_keeper.operations import BodyForm, Operation
-from price_keeper.price_dimensions import UNITS_BY_NAME
+from price_keeper.price_dimensions import UNITS, UNITS_BY_NAME
 from price_keeper.usage.model_families import MAX_TOKENS
 from price_keeper.usage.token_usage import Usage
 from price_keeper.usage.usage_reader import BodyBuffer, UsageReader
@@ -33,8 +35,10 @@ DOCUMENTS_PER_SEARCH: Final = 100
 TOKENS_PER_DOCUMENT: Final = 500  # Cohere's limit; Amazon's is 512
 _SHOT_SECONDS: Final = 6  # of a video of several shots, whose length follows from their number
 _DEFAULT_SIDE: Final = 1024
-_SECONDS: Final = re.compile(r"([0-9]{1,6})s?")
+_DIGITS: Final = re.compile(r"([0-9]{1,9})s?")  # a number of seconds may end with "s"
+_QUALITIES: Final = ("standard", "premium")
 _RESOLUTIONS: Final = ("540p", "720p")
+_GENERAL_NAMES: Final = {each.counter: each.name for each in UNITS if not each.general}
 
 
 class RequestedUnits(NamedTuple):
@@ -50,20 +54,28 @@ class RequestedUnits(NamedTuple):
 NO_UNITS: Final = RequestedUnits(NO_QUANTITIES)
 
 
-def read_request(operation: Operation, body: bytes, sold: Iterable[str]) -> RequestedUnits:
-    """What a request asks for of what its label sells by the piece. `sold` are the price dimensions of the label."""
+def read_request(
+    operation: Operation, body: bytes, sold: Iterable[str], *, are_tokens_free: bool = False
+) -> RequestedUnits:
+    """What a request asks for of what its label sells by the piece. `sold` are the price dimensions of the label. A
+    request in none of the known forms asks for one piece of unknown kind if its tokens are free, else for none. Raises
+    InvalidRequest."""
     counters = {UNITS_BY_NAME[name].counter for name in sold}
+    forms = [form for form in UNIT_FORMS if form.counter in counters and operation.traits.form is form.body_form]
+    if not forms:
+        return NO_UNITS
     try:
         document = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return NO_UNITS  # Bedrock refuses it
+    except orjson.JSONDecodeError as failure:
+        raise InvalidRequest(f"this model is sold by the piece, and the body is no JSON: {failure.msg}") from None
     if not isinstance(document, dict):
-        return NO_UNITS
-    for form in UNIT_FORMS:
-        if form.counter in counters and operation.traits.form is form.body_form:
-            requested = form.read(document)
-            if requested is not None:
-                return requested
+        raise InvalidRequest("this model is sold by the piece, and the body is no JSON object")
+    for form in forms:
+        requested = form.read(document)
+        if requested is not None:
+            return requested
+    if are_tokens_free:
+        return RequestedUnits({_GENERAL_NAMES[forms[0].counter]: 1}, is_certain=False, is_bounded=False)
     return NO_UNITS
 
 
@@ -88,15 +100,16 @@ def _read_rerank(document: Json) -> RequestedUnits | None:
 
 def _read_amazon_image(document: Json) -> RequestedUnits | None:
     """Titan Image Generator and Nova Canvas."""
-    task, config = document.get("taskType"), document.get("imageGenerationConfig") or {}
-    if not isinstance(task, str) or not isinstance(config, dict):
+    task = document.get("taskType")
+    if not isinstance(task, str):
         return None
-    count = _read_count(config.get("numberOfImages", 1))
+    config = _read_object(document, "imageGenerationConfig")
+    count = _read_number(config, "numberOfImages", 1)
+    quality = _read_name(config, "quality", _QUALITIES) or "standard"
     name, is_certain = "image", False
     # An edited image keeps the size of the original, which the request does not state.
     if task in ("TEXT_IMAGE", "COLOR_GUIDED_GENERATION") or {"width", "height"} <= config.keys():
-        side = max(_read_count(config.get(each, _DEFAULT_SIDE)) for each in ("width", "height"))
-        quality = "premium" if config.get("quality") == "premium" else "standard"
+        side = max(_read_number(config, each, _DEFAULT_SIDE) for each in ("width", "height"))
         name = next((f"image_{most}_{quality}" for most in (512, 1024, 2048) if side <= most), "image")
         is_certain = True
     return RequestedUnits({name: count}, is_certain, answer_members=("images",))
@@ -111,27 +124,27 @@ def _read_embedded_image(document: Json) -> RequestedUnits | None:
 
 def _read_stability_image(document: Json) -> RequestedUnits | None:
     """Stable Diffusion and Stable Image, which have one price for all sizes."""
-    if not {"prompt", "text_prompts", "image"} & document.keys():
+    if not {"prompt", "text_prompts", "image", "init_image"} & document.keys():
         return None
-    return RequestedUnits({"image": _read_count(document.get("samples", 1))}, answer_members=("images", "artifacts"))
+    return RequestedUnits({"image": _read_number(document, "samples", 1)}, answer_members=("images", "artifacts"))
 
 
 def _read_video_job(document: Json) -> RequestedUnits | None:
     """Nova Reel, and Luma's Ray."""
-    given = document.get("modelInput")
-    if not isinstance(given, dict):
-        return None
-    config = _get_object(given, "videoGenerationConfig")
-    length = config.get("durationSeconds", given.get("duration"))
-    stated = _SECONDS.fullmatch(str(length)) if isinstance(length, (int, str)) else None
-    shots = _get_object(given, "multiShotManualParams").get("shots")
-    # Which of both holds depends on the kind of task; of a task that ignores one of them, the longer is no less.
-    seconds = max(int(stated[1]) if stated else 0, _SHOT_SECONDS * len(shots) if isinstance(shots, list) else 0)
+    given = _read_object(document, "modelInput")
+    shots = _read_object(given, "multiShotManualParams").get("shots", [])
+    if not isinstance(shots, list):
+        raise InvalidRequest("shots is a list, or left out")
+    # Which of these holds depends on the kind of task; of a task that ignores some of them, the longest is no less.
+    seconds = max(
+        _read_number(_read_object(given, "videoGenerationConfig"), "durationSeconds", 0),
+        _read_number(given, "duration", 0),
+        _SHOT_SECONDS * len(shots),
+    )
     if not seconds:
         return None
-    resolution = given.get("resolution")
-    name = f"video_second_{resolution}" if resolution in _RESOLUTIONS else "video_second"
-    return RequestedUnits({name: seconds})
+    resolution = _read_name(given, "resolution", _RESOLUTIONS)
+    return RequestedUnits({f"video_second_{resolution}" if resolution else "video_second": seconds})
 
 
 class UnitForm(NamedTuple):
@@ -151,14 +164,35 @@ UNIT_FORMS: Final = (
 )
 
 
-def _get_object(document: Json, name: str) -> Json:
-    value = document.get(name)
-    return value if isinstance(value, dict) else {}
+def _read_object(document: Json, name: str) -> Json:
+    value = document.get(name, {})
+    if isinstance(value, dict):
+        return value
+    raise InvalidRequest(f"{name} is an object, or left out")
 
 
-def _read_count(value: Any) -> int:
-    """A number that Bedrock would not accept counts as one: there is no answer to pay for."""
-    return value if type(value) is int and 1 <= value <= MAX_TOKENS else 1
+def _read_name(document: Json, name: str, allowed: Collection[str]) -> str:
+    """One of the allowed names; empty if it is left out."""
+    if name not in document:
+        return ""
+    value = document[name]
+    if isinstance(value, str) and value in allowed:
+        return value
+    raise InvalidRequest(f"{name} is one of {', '.join(allowed)}, or left out")
+
+
+def _read_number(document: Json, name: str, default: int) -> int:
+    """A whole number, also one that is written as a float or as text; `default` if it is left out."""
+    if name not in document:
+        return default
+    value = document[name]
+    if isinstance(value, str) and (digits := _DIGITS.fullmatch(value)):
+        value = int(digits[1])
+    elif isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if type(value) is int and 1 <= value <= MAX_TOKENS:
+        return value
+    raise InvalidRequest(f"{name} is a whole number of 1 to {MAX_TOKENS}, or left out")
 
 
 # ---------------------------------------------------------------- answers

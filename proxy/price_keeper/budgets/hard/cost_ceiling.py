@@ -134,18 +134,24 @@ def _bound_tokens(
         input_tokens = UNCOUNTED_TOKENS
     pico = compute_max_cost(prices.price_tables, input_tokens, output_tokens)
     piece_pico = _bound_pieces(operation, parsed, prices, is_required=form.is_sold_by_piece)
+    piece_pico += prices.piece_prices.get("routed_request", 0)
     return CostCeiling(pico + piece_pico, input_tokens, output_tokens, body, needs_count, piece_pico)
 
 
 def _bound_pieces(operation: Operation, parsed: StrictBody, prices: CallPrices, *, is_required: bool = False) -> int:
     """The cost of what the request asks for of what is sold by the piece."""
-    requested = read_request(operation, parsed.canonical, prices.piece_prices) if prices.piece_prices else NO_UNITS
+    requested = NO_UNITS
+    if prices.piece_prices:
+        are_tokens_free = operation in _TOKEN_OPERATIONS and not any(
+            any(each.highest_prices) for each in prices.price_tables
+        )
+        requested = read_request(operation, parsed.canonical, prices.piece_prices, are_tokens_free=are_tokens_free)
     if is_required and not requested.quantities:
         raise build_unbounded_error("this call", "it is sold by the piece and has no price here: prices_usd_per_unit")
     if not requested.is_bounded:
-        raise build_unbounded_error("a search with so long a query", "how its documents are cut is not known")
-    fee = prices.piece_prices.get("routed_request", 0)
-    return price_units(prices.piece_prices, requested.quantities).pico + fee
+        why = "how many pieces it uses is not known: its form is not known here, or its query is too long"
+        raise build_unbounded_error("this call", why)
+    return price_units(prices.piece_prices, requested.quantities).pico
 
 
 def _check_requested_prices(
