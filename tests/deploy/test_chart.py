@@ -92,6 +92,13 @@ def test_named_secret_is_used_and_none_made() -> None:
     assert volume["secret"]["secretName"] == "mine"
 
 
+def test_own_secret_of_the_chart_that_is_named_is_not_made_anew() -> None:
+    """`helm template` and Argo CD cannot look it up, so each rendering would have other keys."""
+    (made,) = filter_kind(render("default"), "Secret")
+    named = render("default", "--set", f"control.existingSecret={made['metadata']['name']}")
+    assert filter_kind(named, "Secret") == []
+
+
 @pytest.mark.parametrize("part", ["control", "standalone"])
 def test_pods_are_annotated_and_scheduled_as_values_say(part: str) -> None:
     terms = [{"matchExpressions": [{"key": "kubernetes.io/arch", "operator": "In", "values": ["arm64"]}]}]
