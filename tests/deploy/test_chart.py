@@ -99,6 +99,24 @@ def test_own_secret_of_the_chart_that_is_named_is_not_made_anew() -> None:
     assert filter_kind(named, "Secret") == []
 
 
+def test_values_of_version_0_1_render_the_default_policy_and_monitor() -> None:
+    """`helm upgrade --reuse-values` has no defaults of keys that 0.1.0 did not have."""
+    parts = ("control", "standalone")
+    new = [
+        "podMonitor",
+        "networkPolicy.dnsTo",
+        *(f"{part}.{name}" for part in parts for name in ("podAnnotations", "priorityClassName", "affinity")),
+    ]
+    on = [f"{part}.enabled=true" for part in ("standalone", "sidecar", "serviceMonitor")]
+    given = ("default", "--set", ",".join(on))
+    kinds = ("NetworkPolicy", "ServiceMonitor", "PodMonitor", "Deployment", "StatefulSet")
+    old = filter_kind(render(*given, "--set", ",".join(f"{name}=null" for name in new)), *kinds)
+    assert old == filter_kind(render(*given), *kinds)
+    for policy in filter_kind(old, "NetworkPolicy"):
+        (dns,) = [each for each in policy["spec"]["egress"] if {"protocol": "UDP", "port": 53} in each["ports"]]
+        assert {"ipBlock": {"cidr": "169.254.20.10/32"}} in dns["to"]
+
+
 @pytest.mark.parametrize("part", ["control", "standalone"])
 def test_pods_are_annotated_and_scheduled_as_values_say(part: str) -> None:
     terms = [{"matchExpressions": [{"key": "kubernetes.io/arch", "operator": "In", "values": ["arm64"]}]}]
