@@ -9,6 +9,9 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from price_keeper.control import org_endpoints
+from price_keeper.domain import Scope
+from price_keeper.errors import Busy
 
 from tests.support.commands import call_in_process
 from tests.support.control_harness import ADMIN_KEY
@@ -175,6 +178,31 @@ def test_concurrent_change_is_not_undone(api: ControlThread, name: str, monkeypa
     assert f"org {name} ({org}): " in refused
     assert "answered 412" in refused
     assert json.loads(api.run_command("org", "show", org, "--json").stdout)["settings"]["enforcement"] == "hard"
+
+
+@pytest.mark.parametrize("failing", ["org", "app"])
+def test_apply_whose_credentials_failed_is_completed_by_the_next(
+    api: ControlThread, name: str, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    create = org_endpoints.create_credentials
+
+    async def fail(services: Any, request: Any, scope: Scope) -> Any:
+        if (scope.app is None) == (failing == "org"):
+            raise Busy("the store is away", retry_after=1)
+        return await create(services, request, scope)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(org_endpoints, "create_credentials", fail)
+        assert "the store is away" in apply(api, STATE.format(name=name), code=1)
+    shown = changes(api, STATE.format(name=name), "--dry-run")
+    assert [each["action"] for each in shown] == {"org": ["change", "make", "make"], "app": ["keep", "change", "make"]}[
+        failing
+    ]
+    completed = changes(api, STATE.format(name=name))
+    (change,) = [each for each in completed if each["action"] == "change"]
+    assert change["before"] == change["after"]
+    assert change["secret_retrieval_token"]
+    assert [each["action"] for each in changes(api, STATE.format(name=name))] == ["keep"] * 3
 
 
 def test_two_orgs_of_one_name_need_an_id(api: ControlThread, name: str) -> None:

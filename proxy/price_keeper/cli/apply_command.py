@@ -58,7 +58,8 @@ class DesiredOrg(DesiredApp):
 
 @dataclass(slots=True)
 class Change:
-    """One org or app, compared. `before` is None if it is not there yet; `after` is what will be put."""
+    """One org or app, compared. `before` is None if it is not there yet; `after` is what will be put. One whose making
+    was interrupted has no credentials, and a put of the same settings makes them."""
 
     kind: str
     org: str
@@ -68,11 +69,14 @@ class Change:
     after: Mapping[str, Any]
     etag: str | None
     is_id_generated: bool
+    has_credentials: bool
     answer: ApiRecord = field(default_factory=dict)
 
     @property
     def action(self) -> str:
-        return "make" if self.before is None else "keep" if self.before == self.after else "change"
+        if self.before is None:
+            return "make"
+        return "keep" if self.before == self.after and self.has_credentials else "change"
 
     @property
     def path(self) -> str:
@@ -242,15 +246,16 @@ def _compare(admin: AdminClient, orgs: Sequence[DesiredOrg]) -> Iterator[Change]
 def _compare_one(
     admin: AdminClient, kind: str, org: str, app: str | None, desired: DesiredApp, *, is_there: bool
 ) -> Change:
-    before, etag = None, None
+    before, etag, has_credentials = None, None, False
     if is_there:
         record = admin.request("GET", build_scope_path(org, app))
         etag = admin.api.etag
         with check_response_shape(admin.api.url):
             before = dict(record["settings"])
+            has_credentials = record.get("has_credentials", True)  # an older control service does not say
     merged = {**(before or {}), **desired.settings}
     after = {name: _normalize(name, value) for name, value in merged.items() if value is not None}
-    return Change(kind, org, app, desired.entry, before, after, etag, desired.id is None)
+    return Change(kind, org, app, desired.entry, before, after, etag, desired.id is None, has_credentials)
 
 
 def _normalize(name: str, value: Any) -> Any:
@@ -292,7 +297,10 @@ def _check_free(desired: DesiredApp, identifier: str, names: Mapping[str, Any]) 
 
 # Changing.
 
-_LOST_ANSWER = "{why}. Apply it again: what was made is found by its name"
+_LOST_ANSWER = (
+    "{why}. Apply it again: what was made is found by its name; if that prints no way to fetch a secret, it was in the "
+    "lost response, and price-keeper rotate creates another secret"
+)
 
 
 def _put(admin: AdminClient, change: Change) -> None:

@@ -111,6 +111,7 @@ _SHOWN_SETTINGS = _object(
         "created_at": _NULLABLE_TIMESTAMP,
         "updated_at": _NULLABLE_TIMESTAMP,
         "passed_over": _list_of(_TEXT),
+        "has_credentials": {**_BOOLEAN, "description": "false where a put was interrupted: another one makes them"},
         "client_id": _TEXT,
         "secret_retrieval_token": _TEXT,
         "secret_retrieval_expires_at": _TIMESTAMP,

@@ -149,8 +149,8 @@ async def _respond_with_credentials(
 ) -> ApiResponse:
     """Create credentials if there are none yet, and respond. If the process dies before this, a repeated PUT does
     it."""
-    record = shown.to_record()
     issued = await create_credentials(services, request, scope)
+    record = {**shown.to_record(), "has_credentials": True}
     headers = {"Location": f"/api/v1/orgs/{scope.org}" + (f"/apps/{scope.app}" if scope.app else "")}
     return ApiResponse({**record, **issued}, 201 if written.is_new else 200, etag=compute_etag(record), headers=headers)
 

@@ -9,5 +9,5 @@
     money, terminal_text   formatting (pure; every command loads terminal_text, so it imports no other module here)
     settings_report   the settings of an org or app as JSON
 
-Imports domain, org_calendar, price_dimensions, config, stores, ledger and budgets. Used by control and cli.
+Imports domain, org_calendar, price_dimensions, config, stores, auth, ledger and budgets. Used by control and cli.
 """

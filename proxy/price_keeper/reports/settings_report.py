@@ -8,6 +8,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
+from price_keeper.auth.client_secrets import SECRET_HASH
 from price_keeper.budgets.effective_settings import (
     DEFAULT_ALERT_THRESHOLDS,
     EffectiveSettings,
@@ -57,6 +58,7 @@ class SettingsReport:
             "created_at": _format_stamp(self.own_item, "created_at_epoch"),
             "updated_at": _format_stamp(self.own_item, "updated_at_epoch"),
             "passed_over": list(self.effective.problems),
+            "has_credentials": SECRET_HASH in self.own_item,
         }
 
 
