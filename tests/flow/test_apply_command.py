@@ -205,6 +205,15 @@ def test_apply_whose_credentials_failed_is_completed_by_the_next(
     assert [each["action"] for each in changes(api, STATE.format(name=name))] == ["keep"] * 3
 
 
+def test_entries_before_a_failed_one_are_in_the_json(api: ControlThread, name: str) -> None:
+    text = STATE.format(name=name).replace("id: robot-7", "id: robot-7, enforcement: soon")
+    done = api.run_command("apply", "-f", "-", "--json", code=2, stdin=text)
+    made = json.loads(done.stdout)["changes"]
+    assert [(each["kind"], each["action"]) for each in made] == [("org", "make"), ("app", "make")]
+    assert all(each["secret_retrieval_token"] for each in made)
+    assert json.loads(done.stderr)["message"].startswith("standard input:10: enforcement: ")
+
+
 def test_two_orgs_of_one_name_need_an_id(api: ControlThread, name: str) -> None:
     first, second = sorted(str(uuid4()) for _ in range(2))
     for org in (first, second):

@@ -97,15 +97,17 @@ class Change:
 def run_apply(args: Namespace) -> int:
     admin, orgs = AdminClient(args), load_desired_state(args.file)
     changes: list[Change] = []
-    for change in _compare(admin, orgs):
-        if change.action != "keep" and not args.dry_run:
-            _put(admin, change)
-        changes.append(change)
-        if not args.json:
-            _print_change(admin, change, is_dry_run=args.dry_run)
-    if args.json:
-        print_json({"is_dry_run": args.dry_run, "changes": [_build_record(change) for change in changes]})
-    else:
+    try:
+        for change in _compare(admin, orgs):
+            if change.action != "keep" and not args.dry_run:
+                _put(admin, change)
+            changes.append(change)
+            if not args.json:
+                _print_change(admin, change, is_dry_run=args.dry_run)
+    finally:  # a retrieval token is returned only once, so print it even if a later entry fails
+        if args.json and changes:
+            print_json({"is_dry_run": args.dry_run, "changes": [_build_record(change) for change in changes]})
+    if not args.json:
         _print_summary(changes, is_dry_run=args.dry_run)
     return 0
 
