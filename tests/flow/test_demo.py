@@ -70,7 +70,7 @@ def test_demo_tells_each_step_in_words(tmp_path: Path) -> None:
     assert -1 not in places
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_demo_interrupted_leaves_nothing(tmp_path: Path, stop: signal.Signals) -> None:
     with subprocess.Popen(
         [sys.executable, "-u", "-m", "price_keeper.cli", "demo"],

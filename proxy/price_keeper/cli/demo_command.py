@@ -2,7 +2,8 @@
 
 A child process is `price-keeper dev` in a temporary folder: a real sidecar, store and journal, with a simulated
 Bedrock. This process is the administrator, who sets a small budget, and the app, which always asks for `premium`.
-The child and the folder are removed at the end, also after Ctrl-C.
+The child and the folder are removed at the end, also after Ctrl-C and
+when the terminal is closed.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def run_demo(args: Namespace) -> int:
     story = _Story(is_silent=args.json)
     story.tell_start()
     with (
-        _treat_sigterm_as_interrupt(),
+        _treat_signals_as_interrupt(),
         tempfile.TemporaryDirectory(prefix="price-keeper-demo-") as folder,
         _run_sidecar(Path(folder)) as sidecar,
     ):
@@ -79,13 +80,14 @@ def run_demo(args: Namespace) -> int:
 
 
 @contextmanager
-def _treat_sigterm_as_interrupt() -> Iterator[None]:
-    """So that the sidecar and the folder are removed then too."""
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _treat_signals_as_interrupt() -> Iterator[None]:
+    """SIGTERM, and SIGHUP of a terminal that is closed, so that the sidecar and the folder are removed then too."""
+    previous = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
