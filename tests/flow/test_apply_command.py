@@ -214,6 +214,14 @@ def test_entries_before_a_failed_one_are_in_the_json(api: ControlThread, name: s
     assert json.loads(done.stderr)["message"].startswith("standard input:10: enforcement: ")
 
 
+@pytest.mark.parametrize("other", ["app_name: shop-front", "app_name: Shop, id: shop-front"])
+def test_two_entries_with_one_id_are_refused_by_the_dry_run_too(api: ControlThread, name: str, other: str) -> None:
+    text = STATE.format(name=name).replace("app_name: Robot, id: robot-7", other)
+    said = 'standard input:10: its id, shop-front, is also that of "Shop front"; give it another\n'
+    assert apply(api, text, "--dry-run", code=2) == said
+    assert apply(api, text, code=2) == said
+
+
 def test_two_orgs_of_one_name_need_an_id(api: ControlThread, name: str) -> None:
     first, second = sorted(str(uuid4()) for _ in range(2))
     for org in (first, second):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -232,16 +232,18 @@ def _compare(admin: AdminClient, orgs: Sequence[DesiredOrg]) -> Iterator[Change]
     shown_orgs = admin.fetch_list("/api/v1/orgs", "orgs")
     with check_response_shape(admin.api.url):
         org_names = {str(each["org"]): each["org_name"] for each in shown_orgs}
+    org_ids: dict[str, str] = {}
     for desired in orgs:
-        org = desired.id or _find_by_name(desired, org_names) or _build_org_id(desired, org_names)
+        org = _choose_id(desired, org_names, _build_org_id, org_ids)
         yield _compare_one(admin, "org", org, None, desired, is_there=org in org_names)
         app_names: dict[str, Any] = {}
         if desired.apps and org in org_names:
             shown_apps = admin.fetch_list(f"{build_scope_path(org)}/apps", "apps")
             with check_response_shape(admin.api.url):
                 app_names = {str(each["app"]): each["settings"].get("app_name") for each in shown_apps}
+        app_ids: dict[str, str] = {}
         for entry in desired.apps:
-            app = entry.id or _find_by_name(entry, app_names) or _build_app_id(entry, app_names)
+            app = _choose_id(entry, app_names, _build_app_id, app_ids)
             yield _compare_one(admin, "app", org, app, entry, is_there=app in app_names)
 
 
@@ -267,6 +269,21 @@ def _normalize(name: str, value: Any) -> Any:
     if name == "limits" and isinstance(value, dict):
         return {key: each for key, each in value.items() if each is not None}
     return value
+
+
+def _choose_id(
+    desired: DesiredApp,
+    names: Mapping[str, Any],
+    build_id: Callable[[DesiredApp, Mapping[str, Any]], str],
+    chosen: dict[str, str],
+) -> str:
+    """The id of an entry, which is added to `chosen`. Raises ConfigError if an entry before it has the same."""
+    identifier = desired.id or _find_by_name(desired, names) or build_id(desired, names)
+    if identifier in chosen:
+        text = f'its id, {identifier}, is also that of "{chosen[identifier]}"; give it another'
+        raise ConfigError([desired.entry.format_mistake((), text)])
+    chosen[identifier] = desired.name or identifier
+    return identifier
 
 
 def _find_by_name(desired: DesiredApp, names: Mapping[str, Any]) -> str | None:
