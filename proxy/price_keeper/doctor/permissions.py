@@ -179,6 +179,11 @@ def build_roles_template() -> dict[str, Any]:
     }
 
 
+# A condition of Pod Identity compares a namespace with a list and a name with a list, and cannot pair them.
+_MORE_ACCOUNTS = (
+    "NAMESPACE:NAME,NAMESPACE:NAME. Without OidcProvider they are not pairs: "
+    "shop:default,pay:keeper admits pay:default too"
+)
 _PARAMETERS: dict[str, dict[str, str]] = {
     **cloudformation.build_tables_template()["Parameters"],
     "Models": {
@@ -205,12 +210,12 @@ _PARAMETERS: dict[str, dict[str, str]] = {
     "MoreSidecarServiceAccounts": {
         "Type": "CommaDelimitedList",
         "Default": "",
-        "Description": "Others that use the role of sidecars: NAMESPACE:NAME,NAMESPACE:NAME",
+        "Description": f"Others that use the role of sidecars: {_MORE_ACCOUNTS}",
     },
     "MoreControlServiceAccounts": {
         "Type": "CommaDelimitedList",
         "Default": "",
-        "Description": "Others that use the role of the control service: NAMESPACE:NAME,NAMESPACE:NAME",
+        "Description": f"Others that use the role of the control service: {_MORE_ACCOUNTS}",
     },
 }
 _MODELS_PARAMETER = {"Ref": "Models"}
