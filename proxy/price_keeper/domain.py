@@ -83,7 +83,7 @@ class ResolvedLabel:
 _WHOLE_PATTERN = r"(?:0|[1-9](?:_?[0-9]){0,17})"
 _USD_PATTERN = rf"{_WHOLE_PATTERN}(?:\.[0-9]{{1,6}})?"
 AMOUNT_PATTERN = rf"\${_USD_PATTERN}|{_USD_PATTERN} ?USD|{_WHOLE_PATTERN} ?(?:micro-USD|[\u00b5\u03bc]USD)"
-AMOUNT_FORMS = "5 USD, $5, 0.50 USD, 5000000 micro-USD, or 5000000, which is in micro-USD too"
+AMOUNT_FORMS = "5 USD, $5, 0.50 USD, 5000000 micro-USD, or 5000000 without quotes, which is in micro-USD too"
 _AMOUNT = re.compile(AMOUNT_PATTERN)
 _MICRO_UNITS = ("micro-USD", "\u00b5USD", "\u03bcUSD")  # the micro sign, and the Greek letter that looks like it
 

@@ -123,6 +123,11 @@ def test_quota_is_stored_in_micros_however_it_is_written(micros: int, data: st.D
     assert _put_quota(written) == {"premium": micros}
 
 
+def test_whole_number_in_quotes_is_to_be_written_without_them() -> None:
+    with pytest.raises(InvalidSettings, match=r'or 5000000 without quotes, .*; found "5000000"'):
+        _put_quota("5000000")
+
+
 _NOT_QUOTAS = [*HOSTILE, 5.0, -1, True, ["5 USD"], {"usd": 5}, "1000000000.000001 USD", 10**15 + 1]
 
 
