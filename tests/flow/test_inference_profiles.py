@@ -156,6 +156,8 @@ async def test_own_label_is_called_by_its_arn_although_its_model_has_a_configure
     answer = await own.ask(arn, **turn)
     assert (answer["x-price-keeper-label"], answer["x-price-keeper-model"]) == ("mine", arn)
     assert spent(own)[WEB, "mine"].pico == last_cost(own)
+    budgets = own.port.budget_registry  # that call had the settings read again, beside it
+    await eventually(lambda: not any(map(budgets.refresher.is_reading, budgets._refresh_states.values())))
     with pytest.raises(ClientError, match="which is more than is left"):
         await own.ask(arn, **TURN | {"inferenceConfig": {"maxTokens": 200_000}})
 
