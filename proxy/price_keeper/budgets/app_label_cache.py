@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from price_keeper.budgets.budget_state import NEVER
 from price_keeper.clock import Clock
 from price_keeper.config import LabelConfig
-from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.config.label_names import LabelNames
 from price_keeper.domain import Caller, Scope, is_label
 from price_keeper.single_flight import SingleFlight
@@ -81,7 +80,7 @@ class AppLabelCache:
         before, self._configured = self._configured, LabelNames(labels)
         for name, entry in tuple(self._entries.items()):
             scope, rows = Scope(*name), entry.rows
-            changed_labels = [label for label in rows if _is_taken(before, label) != _is_taken(self._configured, label)]
+            changed_labels = [label for label in rows if before.is_taken(label) != self._configured.is_taken(label)]
             if changed_labels:
                 for label in changed_labels:
                     rows[label] = self._parse_row(scope, label, rows[label][0], None)
@@ -163,7 +162,7 @@ class AppLabelCache:
         if last_row is not None and last_row[0] == item:
             return last_row
         try:
-            if _is_taken(self._configured, label):
+            if self._configured.is_taken(label):
                 raise ValueError("the configuration has that name")
             return item, parse_profile(label, item)
         except ValueError as failure:
@@ -206,11 +205,6 @@ class AppLabelCache:
             entry.refresh_at = began + STORE_RETRY_SECONDS
         finally:
             self._get_or_add(key).is_load_slow = False
-
-
-def _is_taken(configured: LabelNames, label: str) -> bool:
-    """A name of the configuration is never an app's, whichever came first."""
-    return label in PSEUDO_LABELS or configured.find(label) is not None
 
 
 def _build_labels(rows: _Rows) -> AppLabels:

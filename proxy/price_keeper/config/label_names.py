@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from price_keeper.config.config_sections import LabelConfig
+from price_keeper.config.config_sections import PSEUDO_LABELS, LabelConfig
 from price_keeper.model_ids import find_base_model
 
 
@@ -21,6 +21,10 @@ class LabelNames:
         for name, label in self._by_written_name.items():
             labels_by_base.setdefault(find_base_model(name), set()).add(label)
         self._by_base_model = {base: owners.pop() for base, owners in labels_by_base.items() if len(owners) == 1}
+
+    def is_taken(self, name: str) -> bool:
+        """Whether this is a name of the configuration, so that no app's own label has it, whichever came first."""
+        return name in PSEUDO_LABELS or self.find(name) is not None
 
     def find_written(self, name: str) -> str | None:
         """The label whose own name, model or alias this is, as it is written; None if there is none."""

@@ -110,7 +110,7 @@ def _format_profile(item: Item) -> dict[str, Any]:
 
 
 def _check_label(services: ControlServices, label: str) -> None:
-    if label in services.labels_and_pseudo_labels or LabelNames(services.config.labels).find(label) is not None:
+    if LabelNames(services.config.labels).is_taken(label):
         raise ApiError(409, ERROR_CODES[409], f"{label} is a label of the configuration; name this one otherwise")
     if ".." in label:
         raise invalid_request("the body cannot be used", ("label", "two dots in a row cannot stand in a path"))
