@@ -11,6 +11,6 @@
     profile_models       asks Bedrock which model an application inference profile is of
     eventstream          frames (pure)
 
-Imports errors, client_tls, clock, tasks, single_flight, operations, model_ids, provider_chain, exchange and
-telemetry.request_stats only. sigv4, eventstream and json_splice do no I/O.
+Imports errors, client_tls, clock, tasks, single_flight, operations, model_ids, provider_chain, exchange,
+telemetry.incident and telemetry.request_stats only. sigv4, eventstream and json_splice do no I/O.
 """

@@ -26,6 +26,7 @@ from price_keeper.errors import UpstreamUnavailable
 from price_keeper.model_ids import find_base_model
 from price_keeper.operations import encode_model_id
 from price_keeper.single_flight import SingleFlight
+from price_keeper.telemetry.incident import Incident
 from price_keeper.upstream.forwarder import Authorizer, UpstreamCall, UpstreamTarget, format_host, parse_endpoint
 
 PROFILE_SECONDS: Final = 3600.0  # how long an answer of Bedrock holds
@@ -35,7 +36,6 @@ MAX_PROFILES: Final = 1000  # cached; an account has 1,000 by default
 MAX_LOOKUPS: Final = 8  # at one time; Bedrock throttles this API early
 MAX_LOOKUPS_PER_CALLER: Final = 2  # of these, so that one caller's invented ARNs do not keep out the others'
 TIMEOUT_SECONDS: Final = 3.0  # a call waits for it
-LOG_INTERVAL_SECONDS: Final = 60.0  # between two log lines about lookups that failed
 MAX_ANSWER_BYTES: Final = 64 * 1024
 
 _HEADERS: Final = (("accept", "application/json"),)
@@ -63,14 +63,13 @@ class ProfileModels:
         self._regions = frozenset(regions)
         self._url_for = url_for
         self._authorizer = authorizer
-        self._clock = clock
         self._models = TTLCache[str, str](MAX_PROFILES, PROFILE_SECONDS, clock.monotonic)
         self._failures = TLRUCache[str, _Failure](
             MAX_PROFILES, lambda _, failure, now: now + failure.seconds, clock.monotonic
         )
         self._lookups = SingleFlight[str, None]()
         self._asking: dict[str, Caller] = {}  # by ARN: who started the lookup that is running
-        self._logged_at = -LOG_INTERVAL_SECONDS
+        self._incident = Incident(_log, clock.monotonic)
 
     async def find(self, arn: str, region: str, caller: Caller) -> str | None:
         """The base id of the profile's model; None if its region is not configured, if Bedrock says that there is no
@@ -117,14 +116,11 @@ class ProfileModels:
             if isinstance(failure, TimeoutError):
                 seconds = TIMEOUT_FAILURE_SECONDS
         self._failures[arn] = _Failure(may_pass, seconds)
-        now = self._clock.monotonic()
-        if now - self._logged_at >= LOG_INTERVAL_SECONDS:
-            self._logged_at = now
-            message = (
-                "GetInferenceProfile failed for %s (%s); calls that name it are refused, or metered without a label. "
-                "It needs the permission bedrock:GetInferenceProfile; an alias of a label needs no lookup"
-            )
-            _log.warning(message, arn, reason)
+        message = (
+            "GetInferenceProfile failed for %s (%s); calls that name it are refused, or metered without a label. "
+            "It needs the permission bedrock:GetInferenceProfile; an alias of a label needs no lookup"
+        )
+        self._incident.report(message, arn, reason)  # without an end: another profile's success would be none
 
     async def _ask(self, arn: str, region: str) -> tuple[int, bytes]:
         url = self._url_for(region)
