@@ -44,7 +44,7 @@ class UsageCounts(NamedTuple):
 
     def to_values(self) -> tuple[int, ...]:
         """The values for the journal. Older versions can read them if there are none that these have no field for."""
-        return self.up_to_pico() if self[_OLD_FIELDS:] == _NO_NEW_COUNTS else self[:]
+        return self.up_to_pico() if self[_OLD_FIELDS:] == NO_NEW_COUNTS else self[:]
 
     def up_to_pico(self) -> tuple[int, ...]:
         """The values that all versions write."""
@@ -52,7 +52,7 @@ class UsageCounts(NamedTuple):
 
 
 _OLD_FIELDS: Final = UsageCounts._fields.index("pico") + 1
-_NO_NEW_COUNTS: Final = UsageCounts()[_OLD_FIELDS:]
+NO_NEW_COUNTS: Final = UsageCounts()[_OLD_FIELDS:]  # of the fields that older versions do not know
 COUNT_FIELDS: Final = tuple(name for name in UsageCounts._fields if name != "pico")
 
 

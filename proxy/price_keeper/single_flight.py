@@ -28,10 +28,6 @@ class SingleFlight(Generic[K, T]):
         """Whether a load of this key is running."""
         return self._find(key) is not None
 
-    def __len__(self) -> int:
-        """How many loads are running."""
-        return len(self._running)
-
     async def get_or_load(self, key: K, load: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the result of the load that is running, or of a new one. Raises its failure."""
         return await asyncio.shield(self._find(key) or self._start(key, load, _retrieve_failure))

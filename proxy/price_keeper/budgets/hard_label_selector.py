@@ -144,9 +144,7 @@ class HardLabelSelector:
         price_tables = tuple(
             self._price_tables.for_label(resolved.label, target.region, target.model) for target in targets
         )
-        pieces = price_tables[0].unit_prices
-        if pieces:
-            pieces = find_highest_piece_prices(price_tables)
+        pieces = find_highest_piece_prices(price_tables)
         if is_prompt_router(resolved.model):
             price_tables = (*price_tables, *self._price_tables.all_tables())  # of whatever it may invoke
         return CallPrices(price_tables, self._unit_prices, piece_prices=pieces)

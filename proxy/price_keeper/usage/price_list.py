@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from price_keeper.model_ids import PROFILE_PREFIXES
 from price_keeper.price_dimensions import UNITS_BY_NAME
 from price_keeper.usage.price_table import DEFAULT_TIER, LATENCY_OPTIMIZED, ListedPrices
 
@@ -58,7 +59,7 @@ class UnclearPrices(NamedTuple):
 
 # ---------------------------------------------------------------- names of models
 
-_PROFILE = re.compile(r"(global|us-gov|apac|amer|[a-z]{2})\.(?=[a-z0-9]+\.)")
+_PROFILE = re.compile(rf"({'|'.join(PROFILE_PREFIXES)}|[a-z]{{2}})\.(?=[a-z0-9]+\.)")
 _ARN = re.compile(r"arn:[^:]*:bedrock:[^:]*:[^:]*:(?:inference-profile|foundation-model)/(.+)")
 _BEDROCK_EDITION = re.compile(r"\s*\(amazon bedrock edition\)$", re.IGNORECASE)
 _LATENCY_OPTIMIZED_NAME = re.compile(r"\s+latency optimized$", re.IGNORECASE)
