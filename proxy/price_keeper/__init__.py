@@ -11,7 +11,7 @@ State lives in three places: memory (bounded, rebuildable), the local journal (t
 Imports point down only, from later lines of this list to earlier ones; `tests/tidy/test_imports.py` checks it:
 
     domain, errors, clock, exchange,
-      operations, price_dimensions,
+      operations, model_ids, price_dimensions,
       leaky_buckets, bounded_dict,
       client_tls                        shared types and tables, what may go wrong, limits and caches in memory, trust
     config, telemetry, tasks,

@@ -1,8 +1,8 @@
 """The types that all packages share: the caller, the scope of a quota, the resolved label and the cost ceiling. Pure.
 
 Money is whole pico-dollars inside the product, and micro-dollars in output; `parse_micros` reads an amount that a
-person wrote. Ids are validated here, so that each org or
-app has exactly one spelling. This module imports nothing of the product.
+person wrote. Ids are validated here, so that each org or app has exactly one spelling. This module imports nothing of
+the product.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 A child process is `price-keeper dev` in a temporary folder: a real sidecar, store and journal, with a simulated
 Bedrock. This process is the administrator, who sets a small budget, and the app, which always asks for `premium`.
-The child and the folder are removed at the end, also after Ctrl-C and
-when the terminal is closed.
+The child and the folder are removed at the end, also after Ctrl-C and when the terminal is closed.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ label_names      which label a name in a request stands for
 yaml_tree        YAML with a line for every node, bounded in size and depth
 config_problems  where a mistake is, and how it is reported
 config_changes   what a reload applies
-May import: domain, errors, operations, model_ids.
+May import: domain, errors, operations, model_ids, price_dimensions.
 """
 
 from price_keeper.config.config_sections import (

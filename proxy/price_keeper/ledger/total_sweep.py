@@ -45,7 +45,8 @@ from price_keeper.stores.contract import (
 
 SWEEP_SECONDS: Final = 600.0  # between two sweeps of the fleet
 SETTLE_SECONDS: Final = 300.0  # after which an announced addition has arrived, unless a clock is wrong by more
-_TIMES = _BEGAN, _COMPLETED = "began_at_epoch", "completed_at_epoch"
+_BEGAN, _COMPLETED = "began_at_epoch", "completed_at_epoch"
+_TIMES = (_BEGAN, _COMPLETED)
 
 _log = logging.getLogger("price_keeper.recording")
 
